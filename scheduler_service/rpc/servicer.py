@@ -16,10 +16,10 @@ from paceline.service.credentials import Credentials
 from paceline.service.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
-from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served, unsupported
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
-from scheduler_service.rpc.codec.adapters import check_still_served
+from scheduler_service.rpc.codec.adapters import check_still_served, find_adapter
 from scheduler_service.rpc.codec.embed import EmbedTask
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
@@ -120,6 +120,11 @@ class SchedulerServicer(SchedulerServiceServicer):
         Encoding a million ids takes 50 ms, so other tasks get turns in between.
         """
         served = self._served(context)
+        self._check_model(request.model, served)
+        if request.HasField("add_special_tokens"):
+            raise unsupported("add_special_tokens")
+        if request.return_tokens:
+            raise unsupported("return_tokens")
         caller = self._credentials.identify(context)
         ids = await _token_ids(check_prompt(request, served.model), served, caller)
         parts = []
@@ -131,6 +136,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
         """The text of token ids, the same that Generate returns for them."""
         served = self._served(context)
+        self._check_model(request.model, served)
         check_detokenize(request.token_ids, served.model)
         if served.text is None:
             raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
@@ -151,6 +157,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> pb.GetModelInfoResponse:
         """The served model and the limits of a request: once an executor was ready, even while none is."""
         served, service = self._served(context), self._service
+        self._check_model(request.model, served)
         return model_info(
             served.model,
             max_request_tokens=service.core.max_request_tokens,
@@ -167,10 +174,39 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> None:
         """The tokenizer's files as the executor sent them, in pieces."""
         served = self._served(context)
+        self._check_model(request.model, served)
         if served.files is None:
             raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
         for piece in tokenizer_pieces(served.files, served.model.eos_token_ids):
             await context.write(piece)
+
+    async def GetVocabulary(  # type: ignore[override]
+        self, request: pb.GetVocabularyRequest, context: _Context
+    ) -> None:
+        """Not built yet, as the next four."""
+        raise not_served("GetVocabulary")
+
+    async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: _Context) -> pb.WhyWaitingResponse:
+        """Refused."""
+        raise not_served("WhyWaiting")
+
+    async def WatchSteps(  # type: ignore[override]
+        self, request: pb.WatchStepsRequest, context: _Context
+    ) -> None:
+        """Refused."""
+        raise not_served("WatchSteps")
+
+    async def WatchSchedulers(  # type: ignore[override]
+        self, request: pb.WatchSchedulersRequest, context: _Context
+    ) -> None:
+        """Refused."""
+        raise not_served("WatchSchedulers")
+
+    async def AnnounceScheduler(
+        self, request: pb.AnnounceSchedulerRequest, context: _Context
+    ) -> pb.AnnounceSchedulerResponse:
+        """Refused."""
+        raise not_served("AnnounceScheduler")
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """State, counters and load; answered in every state of the service."""
@@ -249,6 +285,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         except ServiceError as error:
             await self.refused(caller, error)
             raise
+
+    def _check_model(self, name: str, served: Served) -> None:
+        """Raises ServiceError unless it is empty, or names the model or an adapter."""
+        find_adapter(name, served.model, self._service.wanted)
 
     def _served(self, context: _Context) -> Served:
         """The served model. Raises ServiceError before an executor was ready; administrators are told why."""

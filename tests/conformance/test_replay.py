@@ -96,6 +96,27 @@ def test_the_same_id_with_other_content_is_refused(
     judge.check(sequence)
 
 
+def test_the_span_is_no_part_of_a_steps_content(
+    executor: Executor, session: Session, draw: Draw, judge: Judge
+) -> None:
+    if executor.info.contract_revision < 4:
+        pytest.skip("traceparent came with revision 4")
+    sequence = session.open(draw.prompt())
+    row = sequence.row()
+    step = session.plan([row], step_id=1)
+    replies = []
+    for span in ("", f"00-{'ab' * 16}-{'cd' * 8}-01", "no traceparent"):
+        step.header.traceparent = span
+        replies.append(executor.step(step).raw)
+    assert replies == [replies[0]] * 3
+    sequence.took(row, executor.step(step).rows[0])
+    too_long = session.plan([sequence.row()], step_id=2)
+    too_long.header.traceparent = "0" * 129
+    assert refused(executor.step, too_long) is INVALID
+    sequence.decode(1)
+    judge.check(sequence)
+
+
 @pytest.mark.parametrize("step_id", [2, 2**64 - 1])
 def test_a_gap_is_refused(
     executor: Executor, session: Session, draw: Draw, judge: Judge, step_id: int

@@ -51,14 +51,43 @@ type SchedulerServiceClient interface {
 	// Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
 	// are no error. For those who can't cancel an RPC. Idempotent.
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
-	// The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet.
+	// The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet; NOT_FOUND
+	// (MODEL_NOT_FOUND) for another `model`.
 	GetModelInfo(ctx context.Context, in *GetModelInfoRequest, opts ...grpc.CallOption) (*GetModelInfoResponse, error)
 	// The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
 	// the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
 	// model has no tokenizer.
 	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (SchedulerService_GetTokenizerClient, error)
+	// The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
+	// logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
+	// enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+	GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (SchedulerService_GetVocabularyClient, error)
 	// Live counters, and the load figures that a router needs.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
+	// Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
+	// Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
+	// without CAPABILITY_WAIT_REASONS. Retry: safe.
+	WhyWaiting(ctx context.Context, in *WhyWaitingRequest, opts ...grpc.CallOption) (*WhyWaitingResponse, error)
+	// The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
+	// they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
+	// and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
+	// administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
+	// safe, with first_step behind the last one received.
+	WatchSteps(ctx context.Context, in *WatchStepsRequest, opts ...grpc.CallOption) (SchedulerService_WatchStepsClient, error)
+	// The schedulers that this one knows, itself included, then each change. The first message that has
+	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,
+	// however often it did: a slow reader misses states between, never the last one. Answered in every state.
+	// Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
+	// UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+	WatchSchedulers(ctx context.Context, in *WatchSchedulersRequest, opts ...grpc.CallOption) (SchedulerService_WatchSchedulersClient, error)
+	// Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
+	// when it was not written again within its time. Precondition: the right `directory`, which administrators do
+	// not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
+	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+	// FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
+	// (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+	AnnounceScheduler(ctx context.Context, in *AnnounceSchedulerRequest, opts ...grpc.CallOption) (*AnnounceSchedulerResponse, error)
 }
 
 type schedulerServiceClient struct {
@@ -205,9 +234,123 @@ func (x *schedulerServiceGetTokenizerClient) Recv() (*GetTokenizerResponse, erro
 	return m, nil
 }
 
+func (c *schedulerServiceClient) GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (SchedulerService_GetVocabularyClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[2], "/paceline.scheduler.v1.SchedulerService/GetVocabulary", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &schedulerServiceGetVocabularyClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type SchedulerService_GetVocabularyClient interface {
+	Recv() (*GetVocabularyResponse, error)
+	grpc.ClientStream
+}
+
+type schedulerServiceGetVocabularyClient struct {
+	grpc.ClientStream
+}
+
+func (x *schedulerServiceGetVocabularyClient) Recv() (*GetVocabularyResponse, error) {
+	m := new(GetVocabularyResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *schedulerServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	out := new(GetStatusResponse)
 	err := c.cc.Invoke(ctx, "/paceline.scheduler.v1.SchedulerService/GetStatus", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *schedulerServiceClient) WhyWaiting(ctx context.Context, in *WhyWaitingRequest, opts ...grpc.CallOption) (*WhyWaitingResponse, error) {
+	out := new(WhyWaitingResponse)
+	err := c.cc.Invoke(ctx, "/paceline.scheduler.v1.SchedulerService/WhyWaiting", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *schedulerServiceClient) WatchSteps(ctx context.Context, in *WatchStepsRequest, opts ...grpc.CallOption) (SchedulerService_WatchStepsClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[3], "/paceline.scheduler.v1.SchedulerService/WatchSteps", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &schedulerServiceWatchStepsClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type SchedulerService_WatchStepsClient interface {
+	Recv() (*WatchStepsResponse, error)
+	grpc.ClientStream
+}
+
+type schedulerServiceWatchStepsClient struct {
+	grpc.ClientStream
+}
+
+func (x *schedulerServiceWatchStepsClient) Recv() (*WatchStepsResponse, error) {
+	m := new(WatchStepsResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *schedulerServiceClient) WatchSchedulers(ctx context.Context, in *WatchSchedulersRequest, opts ...grpc.CallOption) (SchedulerService_WatchSchedulersClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[4], "/paceline.scheduler.v1.SchedulerService/WatchSchedulers", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &schedulerServiceWatchSchedulersClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type SchedulerService_WatchSchedulersClient interface {
+	Recv() (*WatchSchedulersResponse, error)
+	grpc.ClientStream
+}
+
+type schedulerServiceWatchSchedulersClient struct {
+	grpc.ClientStream
+}
+
+func (x *schedulerServiceWatchSchedulersClient) Recv() (*WatchSchedulersResponse, error) {
+	m := new(WatchSchedulersResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *schedulerServiceClient) AnnounceScheduler(ctx context.Context, in *AnnounceSchedulerRequest, opts ...grpc.CallOption) (*AnnounceSchedulerResponse, error) {
+	out := new(AnnounceSchedulerResponse)
+	err := c.cc.Invoke(ctx, "/paceline.scheduler.v1.SchedulerService/AnnounceScheduler", in, out, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -252,14 +395,43 @@ type SchedulerServiceServer interface {
 	// Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
 	// are no error. For those who can't cancel an RPC. Idempotent.
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
-	// The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet.
+	// The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet; NOT_FOUND
+	// (MODEL_NOT_FOUND) for another `model`.
 	GetModelInfo(context.Context, *GetModelInfoRequest) (*GetModelInfoResponse, error)
 	// The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
 	// the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
 	// model has no tokenizer.
 	GetTokenizer(*GetTokenizerRequest, SchedulerService_GetTokenizerServer) error
+	// The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
+	// logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
+	// enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+	GetVocabulary(*GetVocabularyRequest, SchedulerService_GetVocabularyServer) error
 	// Live counters, and the load figures that a router needs.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
+	// Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
+	// Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
+	// without CAPABILITY_WAIT_REASONS. Retry: safe.
+	WhyWaiting(context.Context, *WhyWaitingRequest) (*WhyWaitingResponse, error)
+	// The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
+	// they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
+	// and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
+	// administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
+	// safe, with first_step behind the last one received.
+	WatchSteps(*WatchStepsRequest, SchedulerService_WatchStepsServer) error
+	// The schedulers that this one knows, itself included, then each change. The first message that has
+	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,
+	// however often it did: a slow reader misses states between, never the last one. Answered in every state.
+	// Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
+	// UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+	WatchSchedulers(*WatchSchedulersRequest, SchedulerService_WatchSchedulersServer) error
+	// Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
+	// when it was not written again within its time. Precondition: the right `directory`, which administrators do
+	// not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
+	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+	// FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
+	// (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+	AnnounceScheduler(context.Context, *AnnounceSchedulerRequest) (*AnnounceSchedulerResponse, error)
 	mustEmbedUnimplementedSchedulerServiceServer()
 }
 
@@ -297,8 +469,23 @@ func (UnimplementedSchedulerServiceServer) GetModelInfo(context.Context, *GetMod
 func (UnimplementedSchedulerServiceServer) GetTokenizer(*GetTokenizerRequest, SchedulerService_GetTokenizerServer) error {
 	return status.Errorf(codes.Unimplemented, "method GetTokenizer not implemented")
 }
+func (UnimplementedSchedulerServiceServer) GetVocabulary(*GetVocabularyRequest, SchedulerService_GetVocabularyServer) error {
+	return status.Errorf(codes.Unimplemented, "method GetVocabulary not implemented")
+}
 func (UnimplementedSchedulerServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedSchedulerServiceServer) WhyWaiting(context.Context, *WhyWaitingRequest) (*WhyWaitingResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method WhyWaiting not implemented")
+}
+func (UnimplementedSchedulerServiceServer) WatchSteps(*WatchStepsRequest, SchedulerService_WatchStepsServer) error {
+	return status.Errorf(codes.Unimplemented, "method WatchSteps not implemented")
+}
+func (UnimplementedSchedulerServiceServer) WatchSchedulers(*WatchSchedulersRequest, SchedulerService_WatchSchedulersServer) error {
+	return status.Errorf(codes.Unimplemented, "method WatchSchedulers not implemented")
+}
+func (UnimplementedSchedulerServiceServer) AnnounceScheduler(context.Context, *AnnounceSchedulerRequest) (*AnnounceSchedulerResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AnnounceScheduler not implemented")
 }
 func (UnimplementedSchedulerServiceServer) mustEmbedUnimplementedSchedulerServiceServer() {}
 
@@ -499,6 +686,27 @@ func (x *schedulerServiceGetTokenizerServer) Send(m *GetTokenizerResponse) error
 	return x.ServerStream.SendMsg(m)
 }
 
+func _SchedulerService_GetVocabulary_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(GetVocabularyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SchedulerServiceServer).GetVocabulary(m, &schedulerServiceGetVocabularyServer{stream})
+}
+
+type SchedulerService_GetVocabularyServer interface {
+	Send(*GetVocabularyResponse) error
+	grpc.ServerStream
+}
+
+type schedulerServiceGetVocabularyServer struct {
+	grpc.ServerStream
+}
+
+func (x *schedulerServiceGetVocabularyServer) Send(m *GetVocabularyResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 func _SchedulerService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -513,6 +721,84 @@ func _SchedulerService_GetStatus_Handler(srv interface{}, ctx context.Context, d
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(SchedulerServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SchedulerService_WhyWaiting_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhyWaitingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SchedulerServiceServer).WhyWaiting(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.scheduler.v1.SchedulerService/WhyWaiting",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SchedulerServiceServer).WhyWaiting(ctx, req.(*WhyWaitingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SchedulerService_WatchSteps_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchStepsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SchedulerServiceServer).WatchSteps(m, &schedulerServiceWatchStepsServer{stream})
+}
+
+type SchedulerService_WatchStepsServer interface {
+	Send(*WatchStepsResponse) error
+	grpc.ServerStream
+}
+
+type schedulerServiceWatchStepsServer struct {
+	grpc.ServerStream
+}
+
+func (x *schedulerServiceWatchStepsServer) Send(m *WatchStepsResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _SchedulerService_WatchSchedulers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchSchedulersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SchedulerServiceServer).WatchSchedulers(m, &schedulerServiceWatchSchedulersServer{stream})
+}
+
+type SchedulerService_WatchSchedulersServer interface {
+	Send(*WatchSchedulersResponse) error
+	grpc.ServerStream
+}
+
+type schedulerServiceWatchSchedulersServer struct {
+	grpc.ServerStream
+}
+
+func (x *schedulerServiceWatchSchedulersServer) Send(m *WatchSchedulersResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _SchedulerService_AnnounceScheduler_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AnnounceSchedulerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SchedulerServiceServer).AnnounceScheduler(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.scheduler.v1.SchedulerService/AnnounceScheduler",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SchedulerServiceServer).AnnounceScheduler(ctx, req.(*AnnounceSchedulerRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -557,6 +843,14 @@ var _SchedulerService_serviceDesc = grpc.ServiceDesc{
 			MethodName: "GetStatus",
 			Handler:    _SchedulerService_GetStatus_Handler,
 		},
+		{
+			MethodName: "WhyWaiting",
+			Handler:    _SchedulerService_WhyWaiting_Handler,
+		},
+		{
+			MethodName: "AnnounceScheduler",
+			Handler:    _SchedulerService_AnnounceScheduler_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -567,6 +861,21 @@ var _SchedulerService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "GetTokenizer",
 			Handler:       _SchedulerService_GetTokenizer_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "GetVocabulary",
+			Handler:       _SchedulerService_GetVocabulary_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchSteps",
+			Handler:       _SchedulerService_WatchSteps_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchSchedulers",
+			Handler:       _SchedulerService_WatchSchedulers_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -97,6 +97,7 @@ def started(message: pb.Started) -> Started:
         sampler=message.sampler,
         adapter_fingerprint=message.adapter_fingerprint,
         warnings=tuple(message.warnings),
+        prompt_token_ids=tuple(message.prompt_token_ids),
     )
 
 
@@ -158,6 +159,7 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         metadata=MappingProxyType(dict(message.metadata)),
         loaded_at_s=message.loaded_at_s,
         caller=Caller(**_fields_of(Caller, message.caller)) if message.HasField("caller") else None,
+        vocabulary_fingerprint=message.vocabulary_fingerprint,
     )
 
 
@@ -174,6 +176,9 @@ def status(message: pb.GetStatusResponse) -> Status:
     """The scheduler's counters."""
     values = _fields_of(Status, message)
     values["state"] = _lower_name(pb.SchedulerState, "SCHEDULER_STATE_", message.state)
+    degraded = message.degraded
+    values["degraded"] = _lower_name(pb.WaitReason, "WAIT_REASON_", degraded) if degraded else ""
+    values["waits"] = waits(message.waits)
     return Status(**values)
 
 
@@ -249,7 +254,14 @@ def _usage(message: pb.Usage) -> Usage:
     values = _fields_of(Usage, message)
     for name in ("drafted_by_position", "accepted_by_position"):
         values[name] = tuple(values[name])
+    for name in ("queue_waits", "preempted_waits"):
+        values[name] = waits(values[name])
     return Usage(**values)
+
+
+def waits(times: Iterable[pb.WaitTime]) -> dict[str, int]:
+    """Microseconds by reason, in lower case: pages, seats, ..."""
+    return {_lower_name(pb.WaitReason, "WAIT_REASON_", time.reason): time.us for time in times}
 
 
 def _fields_of(kind: Any, message: Any) -> dict[str, Any]:

@@ -84,6 +84,9 @@ class Usage:
     reasoning_tokens: int = 0  # of completion_tokens: before the answer, markers included
     grammar_drafted_tokens: int = 0  # of drafted_tokens: forced by the grammar
     grammar_accepted_tokens: int = 0  # of accepted_tokens: forced by the grammar
+    # Microseconds until the first step, and those waited after preemptions, by reason: pages, seats, ...
+    queue_waits: Mapping[str, int] = field(default_factory=dict, hash=False)
+    preempted_waits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
@@ -126,6 +129,7 @@ class Started:
     sampler: str  # version of the sampling rules
     adapter_fingerprint: bytes = b""  # of the adapter that the request names; empty: none
     warnings: tuple[str, ...] = ()  # parts of the request that have no effect
+    prompt_token_ids: tuple[int, ...] = ()  # with return_prompt_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,7 @@ class Caller:
     name: str
     max_priority: int  # the highest `priority` that its requests may have
     admin: bool  # may call AdminService
+    directory: bool = False  # may write an entry of the directory of schedulers
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,7 @@ class ModelInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)  # what else the model's files say of it
     loaded_at_s: int = 0  # when the executor had loaded it, in seconds since 1970; 0: unknown
     caller: Caller | None = None  # None: the scheduler is too old to say
+    vocabulary_fingerprint: bytes = b""  # SHA-256 of all tokens and their ids; empty: there is no tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +286,7 @@ class ExecutorStatus:
 class Status:
     """The scheduler's live counters; those of requests, tokens and steps count from its start."""
 
-    state: str  # loading, serving, no_executor, draining
+    state: str  # loading, serving, no_executor, draining, degraded
     uptime_s: float
     running: int  # sequences
     waiting: int  # queued sequences
@@ -309,6 +315,9 @@ class Status:
     uncomputed_tokens: int = 0  # tokens of queued and running sequences that are not computed yet
     prompt_tokens_per_s: float = 0.0  # prompt tokens computed, over the last seconds
     completion_tokens_per_s: float = 0.0  # over the last seconds
+    degraded: str = ""  # in the state degraded: for what requests wait although it is there
+    degraded_detail: str = ""  # likewise, for people
+    waits: Mapping[str, int] = field(default_factory=dict, hash=False)  # microseconds, by reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,15 @@ from executor_service.rpc.codec.refusals import invalid, oversized, refused
 from executor_service.rpc.codec.rows import Takes, decode_opening, decode_rows
 from executor_service.rpc.codec.sampling import decode_sampling
 
+MAX_TRACEPARENT_BYTES = 128
+
 
 def decode_step(
     step: pb.Step, limits: Limits, takes: Takes, compiled: CompiledGrammars = NO_GRAMMARS
 ) -> StepPlan:
     """The step of a token RPC that takes such rows, its grammars compiled. Raises RequestRefused."""
     header, packed = step.header, step.rows
+    _check_header(header)
     count = len(packed.cache_ids)
     total = count + len(step.openings)
     if total > limits.max_rows:
@@ -66,7 +69,7 @@ def decode_step(
         session_id=header.session_id,
         step_id=header.step_id,
         epoch=header.epoch,
-        digest=digest(step) if header.step_id else b"",
+        digest=digest(step, header) if header.step_id else b"",
         ops=tuple(_op(f"ops[{i}]", op, limits, compiled) for i, op in enumerate(step.ops)),
         rows=rows,
         openings=openings,
@@ -80,6 +83,7 @@ def decode_op(
 ) -> StepPlan:
     """The op of a unary RPC, as a step without rows. Raises RequestRefused."""
     header = request.header
+    _check_header(header)
     if isinstance(request, pb.ReleaseCacheRequest):
         _check_released(len(request.release.cache_ids), limits)
     op: Op | Refusal
@@ -93,13 +97,23 @@ def decode_op(
         header.session_id,
         header.step_id,
         header.epoch,
-        digest(request) if header.step_id else b"",
+        digest(request, header) if header.step_id else b"",
         (op,),
     )
 
 
-def digest(message: Message) -> bytes:
-    """SHA-256 over type and content of a request: a replay has the same."""
+def _check_header(header: pb.StepHeader) -> None:
+    size = len(header.traceparent.encode())
+    if size > MAX_TRACEPARENT_BYTES:
+        raise oversized(f"header.traceparent: {size} bytes, at most {MAX_TRACEPARENT_BYTES}")
+
+
+def digest(message: Message, header: pb.StepHeader) -> bytes:
+    """SHA-256 over type and content of a request, which has this header: a replay has the same.
+
+    The traceparent is no part of it, and is removed from the message.
+    """
+    header.traceparent = ""
     content = message.SerializeToString(deterministic=True)
     return hashlib.sha256(message.DESCRIPTOR.name.encode() + b"\0" + content).digest()
 

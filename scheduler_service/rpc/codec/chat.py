@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.struct_pb2 import Struct, Value
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.errors import invalid
+from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.tools import (
@@ -47,6 +47,8 @@ _OWN_VARIABLES = frozenset(
 
 def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
     """The chat prompt of a request. Raises ServiceError."""
+    if chat.omit_opening:
+        raise unsupported("messages.omit_opening")
     tools = check_tools(chat, model)
     size = chat.template_arguments.ByteSize()
     check_size("messages.template_arguments", size, model.limits.max_prompt_bytes, "bytes")
@@ -111,6 +113,8 @@ def _messages(
         check_size(f"messages[{index}].tool_calls", calls, MAX_CALLS, "calls in all")
         if not turn.role:
             raise invalid(f"messages[{index}].role", "must not be empty")
+        if turn.reasoning:
+            raise unsupported(f"messages[{index}].reasoning")
         check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
         if not _ROLE.fullmatch(turn.role):
             raise invalid(f"messages[{index}].role", "must be letters, digits, - and _")

@@ -121,7 +121,7 @@ def _prompt_logprobs(message: pb.GenerateRequest, model: ServedModel) -> int | N
     return message.prompt_logprobs
 
 
-_UNSUPPORTED = ("labels", "ttft_ms", "tpot_ms")
+_UNSUPPORTED = ("labels", "ttft_ms", "tpot_ms", "return_prompt_token_ids")
 """Fields of GenerateRequest whose features are missing here."""
 
 

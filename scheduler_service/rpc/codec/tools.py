@@ -49,6 +49,8 @@ def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[SentTool, ...]:
         if tool.name in names:
             raise invalid(f"{field}.name", f"{tool.name} is there twice")
         names.add(tool.name)
+        if tool.strict:
+            raise unsupported(f"{field}.strict")
         tools.append(SentTool(tool.name, tool.description, tool.parameters))
     _check_choice(chat.tool_choice, names)
     return () if chat.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else tuple(tools)
@@ -63,6 +65,9 @@ def tool_bytes(chat: pb.Messages) -> int:
 def _check_choice(choice: pb.ToolChoice, names: set[str]) -> None:
     if choice.mode not in _MODES:
         raise invalid("messages.tool_choice.mode", f"unknown mode {choice.mode}")
+    for field in ("max_calls", "names"):
+        if getattr(choice, field):
+            raise unsupported(f"messages.tool_choice.{field}")
     required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
     if required and not names:
         raise invalid("messages.tool_choice.mode", "REQUIRED without tools")

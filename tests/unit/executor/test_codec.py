@@ -408,14 +408,12 @@ def test_unset_sampling_is_greedy_with_a_seed_of_its_own() -> None:
 
 def test_the_digest_knows_type_and_content() -> None:
     header = pb.StepHeader(step_id=1)
-    digests = {
-        digest(pb.TruncateKvRequest(header=header)),
-        digest(pb.ForkCacheRequest(header=header)),
-        digest(pb.Step(header=header)),
-        digest(pb.Step(header=pb.StepHeader(step_id=2))),
-    }
-    assert len(digests) == 4
-    assert digest(pb.Step(header=header)) == digest(pb.Step(header=header))
+    requests = [kind(header=header) for kind in (pb.TruncateKvRequest, pb.ForkCacheRequest, pb.Step, pb.Step)]
+    requests += [pb.Step(header=pb.StepHeader(step_id=2)), pb.Step(header=header)]
+    requests[-1].header.traceparent = "no part of it"
+    digests = [digest(request, request.header) for request in requests]
+    assert len(set(digests)) == 4
+    assert digests[2] == digests[3] == digests[5]
 
 
 def test_forward_is_checked_before_it_is_computed() -> None:

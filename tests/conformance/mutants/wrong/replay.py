@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor_service.cache.session import ClientSession
+from executor_service.rpc.codec import steps
 from tests.conformance.mutants.registry import mutant, wrap
 
 
@@ -28,3 +29,13 @@ def gaps_are_let_through() -> None:
         return original(self, plan)
 
     wrap(ClientSession, "replay", replay)
+
+
+@mutant()
+def a_span_is_content() -> None:
+    """a replay with another traceparent is taken for another step"""
+
+    def digest(original: Any, message: Any, header: Any) -> Any:
+        return header.traceparent.encode() + original(message, header)
+
+    wrap(steps, "digest", digest)

@@ -638,22 +638,29 @@ class StepHeader(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """0: the shared default session"""
     step_id: _builtins.int
     """0: no replay protection"""
     epoch: _builtins.int
     """the epoch expected; 0: any"""
+    traceparent: _builtins.str
+    """W3C Trace Context's traceparent of the client's span, for an executor that records spans; at most 128
+    bytes, otherwise the step is refused (TOO_LARGE). Without effect on the step, and no part of its content: a
+    replay may have another one. An invalid one is ignored, as that standard demands.
+    """
     def __init__(
         self,
         *,
         session_id: _builtins.int = ...,
         step_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session_id", b"session_id", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session_id", b"session_id", "step_id", b"step_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

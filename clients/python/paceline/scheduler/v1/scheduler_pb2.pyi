@@ -30,6 +30,44 @@ Nothing, not even initial metadata, is sent before the first message, so that a 
 retryPolicy works until then. Afterwards a stream is continued with `continuation`, here or on
 another scheduler with the same model: the tokens are the same as without the interruption.
 
+WAITING. Each waiting request has one reason of WaitReason at any time. Sums of time by reason are exact: those
+of a request add up to the time that it waited. An explanation never has ids, names or texts of other
+identities.
+
+DIRECTORY. Schedulers of a fleet know each other (WatchSchedulers), so that a client that knows one address
+learns the others. Entries are claims: a client sends its token to a learned address only over TLS, by the
+authority that it trusts already and under the entry's tls_name, or without TLS on loopback, or where its
+user allowed that address; and leaves a scheduler whose Started.model_fingerprint is not the entry's.
+
+AFFINITY (normative; "paceline-affinity-1"). Clients that know several schedulers of a model send requests
+with the same beginning to the same one, where its prefix cache has that beginning. All integers are
+little-endian; str(x) is the number of x's UTF-8 bytes as uint32, and these bytes; text(x) is the same of
+the longest beginning of x that has at most 1,024 bytes and ends with a whole character.
+  key       SHA-256 of the caller's own affinity key, as UTF-8, if it gives one; otherwise of
+            str("paceline-affinity-1"), str(GenerateRequest.model), str(cache_salt), and of the prompt
+              messages   "m", then for each message up to and including the first of role "user", or all if
+                         there is none: str(role), str(name), str(content, or all parts joined)
+              text       "t", text(prompt)
+              token ids  "i", the first 256 ids at most, each as uint32
+  weight    of a scheduler: the first 8 bytes, as a big-endian uint64, of SHA-256 of key and its address's
+            UTF-8 (as the directory or the client's user gives it). Highest first; ties by address, smallest
+            bytes first
+  choice    the first scheduler whose load is below ceil(1.25 * (sum of all loads + 1) / number of schedulers),
+            the load being the client's own live streams there, or the directory's running and waiting
+            ones where that is more
+Vectors: key (its first 8 bytes), and the order of 10.0.0.1:50051, 10.0.0.2:50051, 10.0.0.3:50051 (by last digit)
+  text "hello"                              8c6440588f7e9b69  2 3 1
+  text "hello", model "m", cache_salt "s"   804857e5859ed256  1 3 2
+  text of 1,023 "a", then "é"               a27299a17321def6  1 2 3
+  text of 1,023 "a"                         a27299a17321def6  1 2 3
+  token ids 0 to 299                        2abb8a7267e2b12b  3 1 2
+  token ids 0 to 255                        2abb8a7267e2b12b  3 1 2
+  system "be brief", user "hi"              8a06a226c702a580  3 1 2
+  the same, assistant "hey", user "go on"   8a06a226c702a580  3 1 2
+  user "hi", or its parts "h" and "i"       ff8ab96029c6e799  2 1 3
+  assistant "a", tool "b"                   9acbc260b585332e  3 1 2
+  the caller's own "a key", any prompt      8fa3aab2faa9b79e  2 1 3
+
 AUTHENTICATION. A scheduler may demand a token: `authorization: Bearer TOKEN` in each call's
 metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
 read. The caller's *identity* is the name its token has in the scheduler's tokens file, else its
@@ -110,6 +148,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: an executor has no room for a further adapter"""
     ERROR_REASON_ADAPTERS_DIFFER: _ErrorReason.ValueType  # 25
     """FAILED_PRECONDITION: executors hold different ones under one path"""
+    ERROR_REASON_ADDRESS_TAKEN: _ErrorReason.ValueType  # 26
+    """ALREADY_EXISTS: another entry of the directory has the address"""
+    ERROR_REASON_OLD_GENERATION: _ErrorReason.ValueType  # 27
+    """FAILED_PRECONDITION: the entry has a higher generation"""
+    ERROR_REASON_DIRECTORY_FULL: _ErrorReason.ValueType  # 28
+    """RESOURCE_EXHAUSTED: no room for a further entry"""
+    ERROR_REASON_WATCHERS: _ErrorReason.ValueType  # 29
+    """RESOURCE_EXHAUSTED: the caller, or all callers together, watch too often"""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused or ended: the cause behind a status code."""
@@ -165,6 +211,14 @@ ERROR_REASON_ADAPTER_MEMORY: ErrorReason.ValueType  # 24
 """RESOURCE_EXHAUSTED: an executor has no room for a further adapter"""
 ERROR_REASON_ADAPTERS_DIFFER: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION: executors hold different ones under one path"""
+ERROR_REASON_ADDRESS_TAKEN: ErrorReason.ValueType  # 26
+"""ALREADY_EXISTS: another entry of the directory has the address"""
+ERROR_REASON_OLD_GENERATION: ErrorReason.ValueType  # 27
+"""FAILED_PRECONDITION: the entry has a higher generation"""
+ERROR_REASON_DIRECTORY_FULL: ErrorReason.ValueType  # 28
+"""RESOURCE_EXHAUSTED: no room for a further entry"""
+ERROR_REASON_WATCHERS: ErrorReason.ValueType  # 29
+"""RESOURCE_EXHAUSTED: the caller, or all callers together, watch too often"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _Capability:
@@ -200,6 +254,16 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_SCORE: _Capability.ValueType  # 14
     CAPABILITY_EMBED: _Capability.ValueType  # 15
     CAPABILITY_RERANK: _Capability.ValueType  # 16
+    CAPABILITY_REASONING_INPUT: _Capability.ValueType  # 17
+    """Message.reasoning: the model's template has a place for it"""
+    CAPABILITY_STRICT_TOOLS: _Capability.ValueType  # 18
+    """Tool.strict with AUTO; ToolChoice.max_calls and names"""
+    CAPABILITY_WAIT_REASONS: _Capability.ValueType  # 19
+    """WhyWaiting; Usage.queue_waits and preempted_waits"""
+    CAPABILITY_STEP_LOG: _Capability.ValueType  # 20
+    """WatchSteps"""
+    CAPABILITY_DIRECTORY: _Capability.ValueType  # 21
+    """WatchSchedulers, AnnounceScheduler"""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What a scheduler offers. Fields that belong to anything else are refused."""
@@ -231,6 +295,16 @@ CAPABILITY_ADAPTERS: Capability.ValueType  # 13
 CAPABILITY_SCORE: Capability.ValueType  # 14
 CAPABILITY_EMBED: Capability.ValueType  # 15
 CAPABILITY_RERANK: Capability.ValueType  # 16
+CAPABILITY_REASONING_INPUT: Capability.ValueType  # 17
+"""Message.reasoning: the model's template has a place for it"""
+CAPABILITY_STRICT_TOOLS: Capability.ValueType  # 18
+"""Tool.strict with AUTO; ToolChoice.max_calls and names"""
+CAPABILITY_WAIT_REASONS: Capability.ValueType  # 19
+"""WhyWaiting; Usage.queue_waits and preempted_waits"""
+CAPABILITY_STEP_LOG: Capability.ValueType  # 20
+"""WatchSteps"""
+CAPABILITY_DIRECTORY: Capability.ValueType  # 21
+"""WatchSchedulers, AnnounceScheduler"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _FinishReason:
@@ -436,6 +510,8 @@ class _SchedulerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedu
     """None is ready to take new requests: they wait, up to a limit of the server, then UNAVAILABLE."""
     SCHEDULER_STATE_DRAINING: _SchedulerState.ValueType  # 4
     """takes no new requests"""
+    SCHEDULER_STATE_DEGRADED: _SchedulerState.ValueType  # 5
+    """Serves, but a request waits for something that is there: GetStatusResponse.degraded says for what. A fault."""
 
 class SchedulerState(_SchedulerState, metaclass=_SchedulerStateEnumTypeWrapper): ...
 
@@ -447,7 +523,195 @@ SCHEDULER_STATE_NO_EXECUTOR: SchedulerState.ValueType  # 3
 """None is ready to take new requests: they wait, up to a limit of the server, then UNAVAILABLE."""
 SCHEDULER_STATE_DRAINING: SchedulerState.ValueType  # 4
 """takes no new requests"""
+SCHEDULER_STATE_DEGRADED: SchedulerState.ValueType  # 5
+"""Serves, but a request waits for something that is there: GetStatusResponse.degraded says for what. A fault."""
 Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
+
+class _WaitReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
+    WAIT_REASON_CALLERS_TURN: _WaitReason.ValueType  # 1
+    """Before it is queued.
+    earlier calls of the same identity are read first
+    """
+    WAIT_REASON_TOKENIZING: _WaitReason.ValueType  # 2
+    """its prompt becomes tokens"""
+    WAIT_REASON_GRAMMAR_COMPILING: _WaitReason.ValueType  # 3
+    """the executor compiles its grammar"""
+    WAIT_REASON_OWN_EARLIER: _WaitReason.ValueType  # 4
+    """In the queue, behind others.
+    earlier requests of the same identity
+    """
+    WAIT_REASON_OWN_PRIORITY: _WaitReason.ValueType  # 5
+    """requests of the same identity with a higher priority"""
+    WAIT_REASON_OTHER_TURN: _WaitReason.ValueType  # 6
+    """it is another identity's turn"""
+    WAIT_REASON_OTHER_STEP_SHARE: _WaitReason.ValueType  # 7
+    """another identity's share of this step"""
+    WAIT_REASON_OTHER_PROMPT: _WaitReason.ValueType  # 8
+    """a prompt that has begun has the rest of the step"""
+    WAIT_REASON_PREFIX: _WaitReason.ValueType  # 9
+    """the first completion, or a prefix that it shares, is being computed"""
+    WAIT_REASON_DEADLINES: _WaitReason.ValueType  # 10
+    """others would miss their deadlines"""
+    WAIT_REASON_ALONE: _WaitReason.ValueType  # 11
+    """a request that runs alone"""
+    WAIT_REASON_SEATS: _WaitReason.ValueType  # 12
+    """In the queue, for room.
+    all sequences that can run at once do
+    """
+    WAIT_REASON_PAGES: _WaitReason.ValueType  # 13
+    """KV pages"""
+    WAIT_REASON_PAGES_IN_FLIGHT: _WaitReason.ValueType  # 14
+    """KV pages that come back with steps in flight"""
+    WAIT_REASON_RUNNING_PAGES: _WaitReason.ValueType  # 15
+    """a running sequence lacks KV pages, and goes first"""
+    WAIT_REASON_STEP_BUDGET: _WaitReason.ValueType  # 16
+    """the step's tokens or time are used up"""
+    WAIT_REASON_ANSWER_BYTES: _WaitReason.ValueType  # 17
+    """the step's answer would be too large"""
+    WAIT_REASON_ADAPTER_SLOT: _WaitReason.ValueType  # 18
+    """live sequences use all slots for adapters"""
+    WAIT_REASON_EXECUTOR_SHORT: _WaitReason.ValueType  # 19
+    """In the queue, for an executor.
+    the executor refused it for room of its own
+    """
+    WAIT_REASON_GRAMMAR_BEHIND: _WaitReason.ValueType  # 20
+    """the executor has not read its output with its grammar yet"""
+    WAIT_REASON_DRAFT_EXECUTOR: _WaitReason.ValueType  # 21
+    """the draft executor"""
+    WAIT_REASON_NO_EXECUTOR: _WaitReason.ValueType  # 22
+    """none is ready: lost, draining, or loading"""
+
+class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
+    """Why a request waits: it has no cache in an executor. Times by reason are those of the first of a request's
+    sequences that waits.
+    """
+
+WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
+WAIT_REASON_CALLERS_TURN: WaitReason.ValueType  # 1
+"""Before it is queued.
+earlier calls of the same identity are read first
+"""
+WAIT_REASON_TOKENIZING: WaitReason.ValueType  # 2
+"""its prompt becomes tokens"""
+WAIT_REASON_GRAMMAR_COMPILING: WaitReason.ValueType  # 3
+"""the executor compiles its grammar"""
+WAIT_REASON_OWN_EARLIER: WaitReason.ValueType  # 4
+"""In the queue, behind others.
+earlier requests of the same identity
+"""
+WAIT_REASON_OWN_PRIORITY: WaitReason.ValueType  # 5
+"""requests of the same identity with a higher priority"""
+WAIT_REASON_OTHER_TURN: WaitReason.ValueType  # 6
+"""it is another identity's turn"""
+WAIT_REASON_OTHER_STEP_SHARE: WaitReason.ValueType  # 7
+"""another identity's share of this step"""
+WAIT_REASON_OTHER_PROMPT: WaitReason.ValueType  # 8
+"""a prompt that has begun has the rest of the step"""
+WAIT_REASON_PREFIX: WaitReason.ValueType  # 9
+"""the first completion, or a prefix that it shares, is being computed"""
+WAIT_REASON_DEADLINES: WaitReason.ValueType  # 10
+"""others would miss their deadlines"""
+WAIT_REASON_ALONE: WaitReason.ValueType  # 11
+"""a request that runs alone"""
+WAIT_REASON_SEATS: WaitReason.ValueType  # 12
+"""In the queue, for room.
+all sequences that can run at once do
+"""
+WAIT_REASON_PAGES: WaitReason.ValueType  # 13
+"""KV pages"""
+WAIT_REASON_PAGES_IN_FLIGHT: WaitReason.ValueType  # 14
+"""KV pages that come back with steps in flight"""
+WAIT_REASON_RUNNING_PAGES: WaitReason.ValueType  # 15
+"""a running sequence lacks KV pages, and goes first"""
+WAIT_REASON_STEP_BUDGET: WaitReason.ValueType  # 16
+"""the step's tokens or time are used up"""
+WAIT_REASON_ANSWER_BYTES: WaitReason.ValueType  # 17
+"""the step's answer would be too large"""
+WAIT_REASON_ADAPTER_SLOT: WaitReason.ValueType  # 18
+"""live sequences use all slots for adapters"""
+WAIT_REASON_EXECUTOR_SHORT: WaitReason.ValueType  # 19
+"""In the queue, for an executor.
+the executor refused it for room of its own
+"""
+WAIT_REASON_GRAMMAR_BEHIND: WaitReason.ValueType  # 20
+"""the executor has not read its output with its grammar yet"""
+WAIT_REASON_DRAFT_EXECUTOR: WaitReason.ValueType  # 21
+"""the draft executor"""
+WAIT_REASON_NO_EXECUTOR: WaitReason.ValueType  # 22
+"""none is ready: lost, draining, or loading"""
+Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
+
+class _RequestPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_PHASE_UNSPECIFIED: _RequestPhase.ValueType  # 0
+    REQUEST_PHASE_ARRIVING: _RequestPhase.ValueType  # 1
+    """not queued yet"""
+    REQUEST_PHASE_QUEUED: _RequestPhase.ValueType  # 2
+    REQUEST_PHASE_RUNNING: _RequestPhase.ValueType  # 3
+    """each of its unfinished completions runs"""
+    REQUEST_PHASE_PREEMPTED: _RequestPhase.ValueType  # 4
+    """waits again"""
+    REQUEST_PHASE_ENDED: _RequestPhase.ValueType  # 5
+
+class RequestPhase(_RequestPhase, metaclass=_RequestPhaseEnumTypeWrapper): ...
+
+REQUEST_PHASE_UNSPECIFIED: RequestPhase.ValueType  # 0
+REQUEST_PHASE_ARRIVING: RequestPhase.ValueType  # 1
+"""not queued yet"""
+REQUEST_PHASE_QUEUED: RequestPhase.ValueType  # 2
+REQUEST_PHASE_RUNNING: RequestPhase.ValueType  # 3
+"""each of its unfinished completions runs"""
+REQUEST_PHASE_PREEMPTED: RequestPhase.ValueType  # 4
+"""waits again"""
+REQUEST_PHASE_ENDED: RequestPhase.ValueType  # 5
+Global___RequestPhase: _TypeAlias = RequestPhase  # noqa: Y015
+
+class _StepEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StepEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STEP_EVENT_KIND_UNSPECIFIED: _StepEventKind.ValueType  # 0
+    STEP_EVENT_KIND_ADMITTED: _StepEventKind.ValueType  # 1
+    """value: prompt tokens found in the prefix cache"""
+    STEP_EVENT_KIND_PREEMPTED: _StepEventKind.ValueType  # 2
+    """value: pages that came free"""
+    STEP_EVENT_KIND_RESUMED: _StepEventKind.ValueType  # 3
+    """admitted again; value as ADMITTED"""
+    STEP_EVENT_KIND_REFUSED: _StepEventKind.ValueType  # 4
+    """value: google.rpc.Code"""
+    STEP_EVENT_KIND_ENDED: _StepEventKind.ValueType  # 5
+    """value: completion tokens"""
+    STEP_EVENT_KIND_QUEUED: _StepEventKind.ValueType  # 6
+    """value: prompt tokens"""
+
+class StepEventKind(_StepEventKind, metaclass=_StepEventKindEnumTypeWrapper): ...
+
+STEP_EVENT_KIND_UNSPECIFIED: StepEventKind.ValueType  # 0
+STEP_EVENT_KIND_ADMITTED: StepEventKind.ValueType  # 1
+"""value: prompt tokens found in the prefix cache"""
+STEP_EVENT_KIND_PREEMPTED: StepEventKind.ValueType  # 2
+"""value: pages that came free"""
+STEP_EVENT_KIND_RESUMED: StepEventKind.ValueType  # 3
+"""admitted again; value as ADMITTED"""
+STEP_EVENT_KIND_REFUSED: StepEventKind.ValueType  # 4
+"""value: google.rpc.Code"""
+STEP_EVENT_KIND_ENDED: StepEventKind.ValueType  # 5
+"""value: completion tokens"""
+STEP_EVENT_KIND_QUEUED: StepEventKind.ValueType  # 6
+"""value: prompt tokens"""
+Global___StepEventKind: _TypeAlias = StepEventKind  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -463,6 +727,7 @@ class Message(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Letters, digits, - and _: system, developer, user, assistant, tool, function, ipython, model, or
     a name that stands quoted in the model's template.
@@ -473,6 +738,11 @@ class Message(_message.Message):
     """of who speaks, where the template uses it"""
     tool_call_id: _builtins.str
     """a tool's answer: the call that it answers"""
+    reasoning: _builtins.str
+    """An assistant's: what it wrote before this answer, as Delta.reasoning brought it. The template decides
+    whether the model sees it; many keep that of the turns since the last user message alone. INVALID_ARGUMENT
+    for other roles; UNIMPLEMENTED without CAPABILITY_REASONING_INPUT.
+    """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
         """in place of `content`; joined; at most 1024 in a chat"""
@@ -490,10 +760,11 @@ class Message(_message.Message):
         name: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -555,20 +826,26 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     description: _builtins.str
     parameters: _builtins.str
     """a JSON schema of an object; empty: no arguments"""
+    strict: _builtins.bool
+    """With AUTO too, the arguments of a call match the schema. (With REQUIRED they always do.) Calls of the other
+    tools stay free. UNIMPLEMENTED without CAPABILITY_STRICT_TOOLS.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,18 +857,32 @@ class ToolChoice(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    MAX_CALLS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     mode: Global___ToolChoiceMode.ValueType
     name: _builtins.str
     """this tool, and no other; with REQUIRED"""
+    max_calls: _builtins.int
+    """At most so many calls in the answer, 0..128; 0: any number. With AUTO or REQUIRED, else INVALID_ARGUMENT.
+    UNIMPLEMENTED without CAPABILITY_STRICT_TOOLS, as for `names`.
+    """
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only these tools may be called, though the prompt shows all of them, so that it stays the same prompt.
+        With AUTO or REQUIRED and without `name`; each is one of Messages.tools, once; else INVALID_ARGUMENT.
+        """
+
     def __init__(
         self,
         *,
         mode: Global___ToolChoiceMode.ValueType = ...,
         name: _builtins.str = ...,
+        max_calls: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_calls", b"max_calls", "mode", b"mode", "name", b"name", "names", b"names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,8 +897,11 @@ class Messages(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    OMIT_OPENING_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
     """the last message goes on, rather than a new turn beginning"""
+    omit_opening: _builtins.bool
+    """The prompt ends behind the last message, without the opening of an answer. Not with continue_final_message."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """1..1024"""
@@ -640,10 +934,11 @@ class Messages(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         template_arguments: _struct_pb2.Struct | None = ...,
         continue_final_message: _builtins.bool = ...,
+        omit_opening: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["template_arguments", b"template_arguments", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "omit_opening", b"omit_opening", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1055,6 +1350,7 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TTFT_MS_FIELD_NUMBER: _builtins.int
     TPOT_MS_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """1..128 visible ASCII characters; empty: one is drawn. Unique among the identity's live requests."""
     text: _builtins.str
@@ -1080,6 +1376,8 @@ class GenerateRequest(_message.Message):
     """wanted time to first token; 0: none"""
     tpot_ms: _builtins.int
     """wanted time per output token; 0: none"""
+    return_prompt_token_ids: _builtins.bool
+    """Started.prompt_token_ids"""
     @_builtins.property
     def messages(self) -> Global___Messages:
         """through the model's chat template"""
@@ -1098,7 +1396,9 @@ class GenerateRequest(_message.Message):
     def continuation(self) -> Global___Continuation: ...
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """for logs"""
+        """What the caller wants to find again in the scheduler's log: at most 32, names of 1..64 and texts of at most
+        2,048 bytes, together 16 KiB. No effect on the answer. UNIMPLEMENTED without CAPABILITY_LABELS.
+        """
 
     def __init__(
         self,
@@ -1121,10 +1421,11 @@ class GenerateRequest(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         ttft_ms: _builtins.int = ...,
         tpot_ms: _builtins.int = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "continuation", b"continuation", "grammar", b"grammar", "messages", b"messages", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "labels", b"labels", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "returns", b"returns", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "labels", b"labels", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "return_prompt_token_ids", b"return_prompt_token_ids", "returns", b"returns", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "tpot_ms", b"tpot_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
@@ -1227,6 +1528,7 @@ class Started(_message.Message):
     CONTINUED_TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     prompt_tokens: _builtins.int
@@ -1255,6 +1557,10 @@ class Started(_message.Message):
         known. At most 16, of at most 256 bytes each.
         """
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all of the prompt, with return_prompt_token_ids"""
+
     def __init__(
         self,
         *,
@@ -1270,10 +1576,11 @@ class Started(_message.Message):
         continued_tokens: _builtins.int = ...,
         adapter_fingerprint: _builtins.bytes = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_fingerprint", b"adapter_fingerprint", "cached_tokens", b"cached_tokens", "continued_tokens", b"continued_tokens", "max_tokens", b"max_tokens", "model", b"model", "model_fingerprint", b"model_fingerprint", "prompt_digest", b"prompt_digest", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "sampler", b"sampler", "sampling", b"sampling", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1445,6 +1752,8 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     GRAMMAR_DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     GRAMMAR_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_WAITS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_WAITS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Of the prompt: found in the prefix cache or, by a further completion, copied from the first."""
@@ -1473,6 +1782,16 @@ class Usage(_message.Message):
 
     @_builtins.property
     def accepted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def queue_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
+        """Time from arrival to first step, by reason: together queue_ms. Reasons without time are left out; empty
+        without CAPABILITY_WAIT_REASONS, as the next one.
+        """
+
+    @_builtins.property
+    def preempted_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
+        """time without a cache after preemptions, likewise"""
+
     def __init__(
         self,
         *,
@@ -1491,10 +1810,12 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         grammar_drafted_tokens: _builtins.int = ...,
         grammar_accepted_tokens: _builtins.int = ...,
+        queue_waits: _abc.Iterable[Global___WaitTime] | None = ...,
+        preempted_waits: _abc.Iterable[Global___WaitTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_position", b"drafted_by_position", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "grammar_accepted_tokens", b"grammar_accepted_tokens", "grammar_drafted_tokens", b"grammar_drafted_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "reasoning_tokens", b"reasoning_tokens", "total_ms", b"total_ms", "verifications", b"verifications"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_by_position", b"drafted_by_position", "drafted_tokens", b"drafted_tokens", "first_token_ms", b"first_token_ms", "grammar_accepted_tokens", b"grammar_accepted_tokens", "grammar_drafted_tokens", b"grammar_drafted_tokens", "preempted_waits", b"preempted_waits", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "queue_waits", b"queue_waits", "reasoning_tokens", b"reasoning_tokens", "total_ms", b"total_ms", "verifications", b"verifications"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1568,6 +1889,7 @@ class GenerateUnaryResponse(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
     def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]:
@@ -1577,16 +1899,21 @@ class GenerateUnaryResponse(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as Started.warnings"""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as Started.prompt_token_ids"""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         completions: _abc.Iterable[Global___Completion] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "request_id", b"request_id", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1782,6 +2109,7 @@ class InputUsage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
+    QUEUE_WAITS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """prompts and scored tokens; each document of Rerank once, with query and template"""
     cached_tokens: _builtins.int
@@ -1790,6 +2118,10 @@ class InputUsage(_message.Message):
     """milliseconds from arrival to the first step of any input"""
     total_ms: _builtins.int
     """milliseconds from arrival to the reply"""
+    @_builtins.property
+    def queue_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
+        """as Usage.queue_waits, of the input that was started first"""
+
     def __init__(
         self,
         *,
@@ -1797,10 +2129,11 @@ class InputUsage(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_ms: _builtins.int = ...,
         total_ms: _builtins.int = ...,
+        queue_waits: _abc.Iterable[Global___WaitTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "total_ms", b"total_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "queue_waits", b"queue_waits", "total_ms", b"total_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2117,7 +2450,18 @@ class TokenizeRequest(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    add_special_tokens: _builtins.bool
+    """Of `text`: with the tokens that the tokenizer puts around a text (BOS, EOS), as Generate has them; default:
+    true. INVALID_ARGUMENT with messages, whose template writes them.
+    """
+    return_tokens: _builtins.bool
+    """TokenizeResponse.tokens"""
+    model: _builtins.str
+    """as GenerateRequest.model"""
     @_builtins.property
     def messages(self) -> Global___Messages: ...
     def __init__(
@@ -2125,13 +2469,21 @@ class TokenizeRequest(_message.Message):
         *,
         text: _builtins.str = ...,
         messages: Global___Messages | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        return_tokens: _builtins.bool = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "messages", b"messages", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "input", b"input", "messages", b"messages", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "messages", b"messages", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "input", b"input", "messages", b"messages", "model", b"model", "return_tokens", b"return_tokens", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "messages"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
@@ -2141,16 +2493,22 @@ class TokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """with return_tokens: one per id, as GetVocabularyResponse.tokens"""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2161,16 +2519,20 @@ class DetokenizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """as GenerateRequest.model"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2199,12 +2561,17 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 class GetTokenizerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """as GenerateRequest.model"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2247,6 +2614,68 @@ class GetTokenizerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
+
+@_typing.final
+class GetVocabularyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    known_fingerprint: _builtins.bytes
+    """What the client has already: where this is the fingerprint, the answer is one message without tokens."""
+    model: _builtins.str
+    """as GenerateRequest.model"""
+    def __init__(
+        self,
+        *,
+        known_fingerprint: _builtins.bytes = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_fingerprint", b"known_fingerprint", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVocabularyRequest: _TypeAlias = GetVocabularyRequest  # noqa: Y015
+
+@_typing.final
+class GetVocabularyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CONTROL_IDS_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.bytes
+    """in the first message: SHA-256 of all tokens and their ids"""
+    first_id: _builtins.int
+    """of the first token here; all pieces together have the ids from 0 to vocab_size - 1"""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What each token adds to a text that has others before it; not always whole characters. Of a control token the
+        text that spells it; of an id without a token nothing.
+        """
+
+    @_builtins.property
+    def control_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those among them that are control tokens: Delta.text leaves them out"""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.bytes = ...,
+        first_id: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.bytes] | None = ...,
+        control_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_ids", b"control_ids", "fingerprint", b"fingerprint", "first_id", b"first_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVocabularyResponse: _TypeAlias = GetVocabularyResponse  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -2298,12 +2727,17 @@ Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 class GetModelInfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """as GenerateRequest.model"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2358,6 +2792,7 @@ class GetModelInfoResponse(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     LOADED_AT_S_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -2382,6 +2817,8 @@ class GetModelInfoResponse(_message.Message):
     """likewise, its licence"""
     loaded_at_s: _builtins.int
     """when the executor had loaded it, in seconds since 1970"""
+    vocabulary_fingerprint: _builtins.bytes
+    """of GetVocabulary; empty: the model has no tokenizer"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2440,10 +2877,11 @@ class GetModelInfoResponse(_message.Message):
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         loaded_at_s: _builtins.int = ...,
         caller: Global___Caller | None = ...,
+        vocabulary_fingerprint: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "embedding", b"embedding", "limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "caller", b"caller", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding", b"embedding", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "license", b"license", "limits", b"limits", "loaded_at_s", b"loaded_at_s", "max_request_tokens", b"max_request_tokens", "metadata", b"metadata", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "caller", b"caller", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding", b"embedding", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "license", b"license", "limits", b"limits", "loaded_at_s", b"loaded_at_s", "max_request_tokens", b"max_request_tokens", "metadata", b"metadata", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2515,21 +2953,25 @@ class Caller(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MAX_PRIORITY_FIELD_NUMBER: _builtins.int
     ADMIN_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_priority: _builtins.int
     """the highest GenerateRequest.priority that it may ask for"""
     admin: _builtins.bool
     """AdminService is open to it"""
+    directory: _builtins.bool
+    """AnnounceScheduler is open to it"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         max_priority: _builtins.int = ...,
         admin: _builtins.bool = ...,
+        directory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "max_priority", b"max_priority", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "directory", b"directory", "max_priority", b"max_priority", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2628,6 +3070,591 @@ class RequestLimits(_message.Message):
 Global___RequestLimits: _TypeAlias = RequestLimits  # noqa: Y015
 
 @_typing.final
+class WaitTime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    US_FIELD_NUMBER: _builtins.int
+    reason: Global___WaitReason.ValueType
+    us: _builtins.int
+    """microseconds"""
+    def __init__(
+        self,
+        *,
+        reason: Global___WaitReason.ValueType = ...,
+        us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "us", b"us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitTime: _TypeAlias = WaitTime  # noqa: Y015
+
+@_typing.final
+class WhyWaitingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SLOW_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    ALL_IDENTITIES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    slow: _builtins.bool
+    """true: all that have waited longer than twice their predicted wait, and than a second"""
+    identity: _builtins.str
+    """whose requests; empty: the caller's. PERMISSION_DENIED unless it is an administrator"""
+    all_identities: _builtins.bool
+    """not with `identity`; for administrators, likewise"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        slow: _builtins.bool = ...,
+        identity: _builtins.str = ...,
+        all_identities: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "slow", b"slow", "which", b"which"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_identities", b"all_identities", "identity", b"identity", "request_id", b"request_id", "slow", b"slow", "which", b"which"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_which: _TypeAlias = _typing.Literal["request_id", "slow"]  # noqa: Y015
+    _WhichOneofArgType_which: _TypeAlias = _typing.Literal["which", b"which"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
+
+Global___WhyWaitingRequest: _TypeAlias = WhyWaitingRequest  # noqa: Y015
+
+@_typing.final
+class WhyWaitingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """further ones"""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestWait]:
+        """oldest first; at most 256"""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestWait] | None = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhyWaitingResponse: _TypeAlias = WhyWaitingResponse  # noqa: Y015
+
+@_typing.final
+class RequestWait(_message.Message):
+    """Where a request is, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PHASE_US_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    QUEUE_WAITS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_WAITS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    FIRST_REASON_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    PREDICTED_US_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    identity: _builtins.str
+    """for administrators"""
+    phase: Global___RequestPhase.ValueType
+    phase_us: _builtins.int
+    """since it is there; of an ended one since its end"""
+    reason: Global___WaitReason.ValueType
+    """while it waits"""
+    position: _builtins.int
+    """in its identity's queue, 1: first; 0: it does not wait there"""
+    first_reason: Global___WaitReason.ValueType
+    """Of the first in its identity's queue, which those behind it wait for: its reason, and of what it needs and
+    finds (pages, tokens, seats, slots, bytes) where that can be counted.
+    """
+    needed: _builtins.int
+    available: _builtins.int
+    predicted_us: _builtins.int
+    """the wait that was predicted when it was queued"""
+    explanation: _builtins.str
+    """for people: one paragraph, what would end the wait included"""
+    @_builtins.property
+    def queue_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
+        """so far, as Usage.queue_waits"""
+
+    @_builtins.property
+    def preempted_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """GenerateRequest.labels"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        phase: Global___RequestPhase.ValueType = ...,
+        phase_us: _builtins.int = ...,
+        reason: Global___WaitReason.ValueType = ...,
+        queue_waits: _abc.Iterable[Global___WaitTime] | None = ...,
+        preempted_waits: _abc.Iterable[Global___WaitTime] | None = ...,
+        position: _builtins.int = ...,
+        first_reason: Global___WaitReason.ValueType = ...,
+        needed: _builtins.int = ...,
+        available: _builtins.int = ...,
+        predicted_us: _builtins.int = ...,
+        explanation: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "explanation", b"explanation", "first_reason", b"first_reason", "identity", b"identity", "labels", b"labels", "needed", b"needed", "phase", b"phase", "phase_us", b"phase_us", "position", b"position", "predicted_us", b"predicted_us", "preempted_waits", b"preempted_waits", "queue_waits", b"queue_waits", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestWait: _TypeAlias = RequestWait  # noqa: Y015
+
+@_typing.final
+class WatchStepsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    LAST_US_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    """by StepLog.first_step; 0: the oldest that the log has"""
+    last_us: _builtins.int
+    """instead: the steps of the last so many microseconds"""
+    max_steps: _builtins.int
+    """the stream ends behind so many; 0: it does not"""
+    def __init__(
+        self,
+        *,
+        first_step: _builtins.int = ...,
+        last_us: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "last_us", b"last_us", "max_steps", b"max_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStepsRequest: _TypeAlias = WatchStepsRequest  # noqa: Y015
+
+@_typing.final
+class WatchStepsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def log(self) -> Global___StepLog: ...
+    def __init__(
+        self,
+        *,
+        log: Global___StepLog | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStepsResponse: _TypeAlias = WatchStepsResponse  # noqa: Y015
+
+@_typing.final
+class StepLog(_message.Message):
+    """Consecutive steps, as parallel arrays: one entry a step, unless a comment says otherwise. A file of them
+    (`paceline steps`) is one message after another, each after its size as a varint.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    LOST_STEPS_FIELD_NUMBER: _builtins.int
+    STARTED_AT_US_FIELD_NUMBER: _builtins.int
+    STARTED_US_FIELD_NUMBER: _builtins.int
+    PLANNED_US_FIELD_NUMBER: _builtins.int
+    TAKEN_US_FIELD_NUMBER: _builtins.int
+    PROMPT_ROWS_FIELD_NUMBER: _builtins.int
+    DECODE_ROWS_FIELD_NUMBER: _builtins.int
+    VERIFY_ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    FREE_PAGES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    EVENT_COUNTS_FIELD_NUMBER: _builtins.int
+    EVENT_KINDS_FIELD_NUMBER: _builtins.int
+    EVENT_REQUESTS_FIELD_NUMBER: _builtins.int
+    EVENT_INDEXES_FIELD_NUMBER: _builtins.int
+    EVENT_VALUES_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    """number of the first one here; the scheduler's first is 1"""
+    lost_steps: _builtins.int
+    """between the message before and this one, that the reader was too slow for"""
+    started_at_us: _builtins.int
+    """start of the first one here, microseconds since 1970"""
+    @_builtins.property
+    def started_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """start, in microseconds after that of the step before; the first has 0"""
+
+    @_builtins.property
+    def planned_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how long it was predicted to take"""
+
+    @_builtins.property
+    def taken_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prompt_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows that compute prompt tokens"""
+
+    @_builtins.property
+    def decode_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def verify_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows with drafts"""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """fed"""
+
+    @_builtins.property
+    def drafted_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def accepted_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """evictable ones included, when it was planned"""
+
+    @_builtins.property
+    def running(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """sequences, behind it"""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitReason.ValueType]:
+        """why no further one was admitted; UNSPECIFIED: none waited"""
+
+    @_builtins.property
+    def event_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """so many of the following belong to the step"""
+
+    @_builtins.property
+    def event_kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___StepEventKind.ValueType]:
+        """One entry an event."""
+
+    @_builtins.property
+    def event_requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """RequestName.number"""
+
+    @_builtins.property
+    def event_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the completion"""
+
+    @_builtins.property
+    def event_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """see StepEventKind"""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestName]:
+        """of requests whose first event is here, and whose names the caller may see"""
+
+    def __init__(
+        self,
+        *,
+        first_step: _builtins.int = ...,
+        lost_steps: _builtins.int = ...,
+        started_at_us: _builtins.int = ...,
+        started_us: _abc.Iterable[_builtins.int] | None = ...,
+        planned_us: _abc.Iterable[_builtins.int] | None = ...,
+        taken_us: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_rows: _abc.Iterable[_builtins.int] | None = ...,
+        decode_rows: _abc.Iterable[_builtins.int] | None = ...,
+        verify_rows: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        drafted_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        free_pages: _abc.Iterable[_builtins.int] | None = ...,
+        running: _abc.Iterable[_builtins.int] | None = ...,
+        waiting: _abc.Iterable[_builtins.int] | None = ...,
+        reasons: _abc.Iterable[Global___WaitReason.ValueType] | None = ...,
+        event_counts: _abc.Iterable[_builtins.int] | None = ...,
+        event_kinds: _abc.Iterable[Global___StepEventKind.ValueType] | None = ...,
+        event_requests: _abc.Iterable[_builtins.int] | None = ...,
+        event_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        event_values: _abc.Iterable[_builtins.int] | None = ...,
+        names: _abc.Iterable[Global___RequestName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "decode_rows", b"decode_rows", "drafted_tokens", b"drafted_tokens", "event_counts", b"event_counts", "event_indexes", b"event_indexes", "event_kinds", b"event_kinds", "event_requests", b"event_requests", "event_values", b"event_values", "first_step", b"first_step", "free_pages", b"free_pages", "lost_steps", b"lost_steps", "names", b"names", "planned_us", b"planned_us", "prompt_rows", b"prompt_rows", "reasons", b"reasons", "running", b"running", "started_at_us", b"started_at_us", "started_us", b"started_us", "taken_us", b"taken_us", "tokens", b"tokens", "verify_rows", b"verify_rows", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepLog: _TypeAlias = StepLog  # noqa: Y015
+
+@_typing.final
+class RequestName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """from 1 on, by arrival"""
+    request_id: _builtins.str
+    identity: _builtins.str
+    """for administrators"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        identity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "number", b"number", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestName: _TypeAlias = RequestName  # noqa: Y015
+
+@_typing.final
+class WatchSchedulersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_FIELD_NUMBER: _builtins.int
+    own: _builtins.bool
+    """this scheduler's own entry alone"""
+    def __init__(
+        self,
+        *,
+        own: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchSchedulersRequest: _TypeAlias = WatchSchedulersRequest  # noqa: Y015
+
+@_typing.final
+class WatchSchedulersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """every entry was sent"""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerEntry]:
+        """new, or changed"""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of entries that are gone"""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___SchedulerEntry] | None = ...,
+        removed: _abc.Iterable[_builtins.str] | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "entries", b"entries", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchSchedulersResponse: _TypeAlias = WatchSchedulersResponse  # noqa: Y015
+
+@_typing.final
+class SchedulerEntry(_message.Message):
+    """What is known of a scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TLS_NAME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    WRITTEN_BY_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """HOST:PORT where clients reach it, at most 512 bytes; unique"""
+    tls_name: _builtins.str
+    """the name that its certificate has; empty: it speaks without TLS"""
+    model: _builtins.str
+    """GetModelInfoResponse.name"""
+    model_fingerprint: _builtins.bytes
+    state: Global___SchedulerState.ValueType
+    """DRAINING: it gets no new streams"""
+    generation: _builtins.int
+    """Rises with each start of the scheduler, as milliseconds since 1970 do: of two entries the higher one counts."""
+    instance: _builtins.str
+    """drawn by the scheduler at its start: the same under two addresses is one scheduler"""
+    written_by: _builtins.str
+    """the identity that wrote it; empty: the scheduler that answers. Set by the directory"""
+    age_ms: _builtins.int
+    """since it was written; set by the directory"""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names, at most 1,024"""
+
+    @_builtins.property
+    def load(self) -> Global___SchedulerLoad: ...
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        tls_name: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_fingerprint: _builtins.bytes = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
+        state: Global___SchedulerState.ValueType = ...,
+        load: Global___SchedulerLoad | None = ...,
+        generation: _builtins.int = ...,
+        instance: _builtins.str = ...,
+        written_by: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "age_ms", b"age_ms", "generation", b"generation", "instance", b"instance", "load", b"load", "model", b"model", "model_fingerprint", b"model_fingerprint", "state", b"state", "tls_name", b"tls_name", "written_by", b"written_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerEntry: _TypeAlias = SchedulerEntry  # noqa: Y015
+
+@_typing.final
+class SchedulerLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
+    UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
+    running: _builtins.int
+    """sequences"""
+    waiting: _builtins.int
+    seats: _builtins.int
+    """sequences that can run at once"""
+    uncomputed_tokens: _builtins.int
+    """as GetStatusResponse's"""
+    predicted_wait_ms: _builtins.int
+    """of a request that came now"""
+    def __init__(
+        self,
+        *,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        seats: _builtins.int = ...,
+        uncomputed_tokens: _builtins.int = ...,
+        predicted_wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predicted_wait_ms", b"predicted_wait_ms", "running", b"running", "seats", b"seats", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerLoad: _TypeAlias = SchedulerLoad  # noqa: Y015
+
+@_typing.final
+class AnnounceSchedulerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """it goes when so old, 1,000..600,000; 0: 30,000"""
+    @_builtins.property
+    def entry(self) -> Global___SchedulerEntry:
+        """written_by and age_ms unset; address, model, generation and instance set"""
+
+    def __init__(
+        self,
+        *,
+        entry: Global___SchedulerEntry | None = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnnounceSchedulerRequest: _TypeAlias = AnnounceSchedulerRequest  # noqa: Y015
+
+@_typing.final
+class AnnounceSchedulerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """as it counts"""
+    def __init__(
+        self,
+        *,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnnounceSchedulerResponse: _TypeAlias = AnnounceSchedulerResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2675,6 +3702,9 @@ class GetStatusResponse(_message.Message):
     UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    DEGRADED_DETAIL_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     state: Global___SchedulerState.ValueType
     uptime_s: _builtins.float
     running: _builtins.int
@@ -2721,6 +3751,14 @@ class GetStatusResponse(_message.Message):
     """computed, over the last seconds; cached ones not counted"""
     completion_tokens_per_s: _builtins.float
     """over the last seconds"""
+    degraded: Global___WaitReason.ValueType
+    """with DEGRADED: the reason that holds though its resource is there"""
+    degraded_detail: _builtins.str
+    """likewise, for people"""
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
+        """of all requests since the start; empty without CAPABILITY_WAIT_REASONS"""
+
     def __init__(
         self,
         *,
@@ -2753,10 +3791,13 @@ class GetStatusResponse(_message.Message):
         uncomputed_tokens: _builtins.int = ...,
         prompt_tokens_per_s: _builtins.float = ...,
         completion_tokens_per_s: _builtins.float = ...,
+        degraded: Global___WaitReason.ValueType = ...,
+        degraded_detail: _builtins.str = ...,
+        waits: _abc.Iterable[Global___WaitTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "available_pages", b"available_pages", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "completion_tokens_per_s", b"completion_tokens_per_s", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "failed", b"failed", "finished", b"finished", "page_size", b"page_size", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "ready_executors", b"ready_executors", "refused", b"refused", "requests", b"requests", "running", b"running", "seats", b"seats", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages", "uncomputed_tokens", b"uncomputed_tokens", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "available_pages", b"available_pages", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "completion_tokens_per_s", b"completion_tokens_per_s", "degraded", b"degraded", "degraded_detail", b"degraded_detail", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "failed", b"failed", "finished", b"finished", "page_size", b"page_size", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "ready_executors", b"ready_executors", "refused", b"refused", "requests", b"requests", "running", b"running", "seats", b"seats", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages", "uncomputed_tokens", b"uncomputed_tokens", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

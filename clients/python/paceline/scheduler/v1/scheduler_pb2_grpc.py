@@ -84,10 +84,35 @@ class SchedulerServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
+        self.GetVocabulary = channel.unary_stream(
+                '/paceline.scheduler.v1.SchedulerService/GetVocabulary',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/paceline.scheduler.v1.SchedulerService/GetStatus',
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.WhyWaiting = channel.unary_unary(
+                '/paceline.scheduler.v1.SchedulerService/WhyWaiting',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingResponse.FromString,
+                _registered_method=True)
+        self.WatchSteps = channel.unary_stream(
+                '/paceline.scheduler.v1.SchedulerService/WatchSteps',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsResponse.FromString,
+                _registered_method=True)
+        self.WatchSchedulers = channel.unary_stream(
+                '/paceline.scheduler.v1.SchedulerService/WatchSchedulers',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersResponse.FromString,
+                _registered_method=True)
+        self.AnnounceScheduler = channel.unary_unary(
+                '/paceline.scheduler.v1.SchedulerService/AnnounceScheduler',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerResponse.FromString,
                 _registered_method=True)
 
 
@@ -169,7 +194,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet.
+        """The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet; NOT_FOUND
+        (MODEL_NOT_FOUND) for another `model`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +210,61 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVocabulary(self, request, context):
+        """The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
+        logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
+        enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Live counters, and the load figures that a router needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhyWaiting(self, request, context):
+        """Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
+        Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
+        Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
+        without CAPABILITY_WAIT_REASONS. Retry: safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSteps(self, request, context):
+        """The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
+        they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
+        and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
+        administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
+        safe, with first_step behind the last one received.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSchedulers(self, request, context):
+        """The schedulers that this one knows, itself included, then each change. The first message that has
+        `complete` set ends the list as it was at the call; later ones have what changed since the message before,
+        however often it did: a slow reader misses states between, never the last one. Answered in every state.
+        Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
+        UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnnounceScheduler(self, request, context):
+        """Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
+        when it was not written again within its time. Precondition: the right `directory`, which administrators do
+        not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
+        (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+        FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
+        (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,10 +323,35 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.SerializeToString,
             ),
+            'GetVocabulary': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetVocabulary,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyResponse.SerializeToString,
+            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'WhyWaiting': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhyWaiting,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingResponse.SerializeToString,
+            ),
+            'WatchSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSteps,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'WatchSchedulers': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSchedulers,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersResponse.SerializeToString,
+            ),
+            'AnnounceScheduler': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnnounceScheduler,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -531,6 +635,33 @@ class SchedulerService:
             _registered_method=True)
 
     @staticmethod
+    def GetVocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/GetVocabulary',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetStatus(request,
             target,
             options=(),
@@ -547,6 +678,114 @@ class SchedulerService:
             '/paceline.scheduler.v1.SchedulerService/GetStatus',
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
             paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhyWaiting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/WhyWaiting',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WhyWaitingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/WatchSteps',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSchedulers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/WatchSchedulers',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.WatchSchedulersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnnounceScheduler(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.SchedulerService/AnnounceScheduler',
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.AnnounceSchedulerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :name, :string, 4
       repeated :tool_calls, :message, 5, "paceline.scheduler.v1.ToolCall"
       optional :tool_call_id, :string, 6
+      optional :reasoning, :string, 7
     end
     add_message "paceline.scheduler.v1.ContentPart" do
       oneof :part do
@@ -29,10 +30,13 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :name, :string, 1
       optional :description, :string, 2
       optional :parameters, :string, 3
+      optional :strict, :bool, 4
     end
     add_message "paceline.scheduler.v1.ToolChoice" do
       optional :mode, :enum, 1, "paceline.scheduler.v1.ToolChoiceMode"
       optional :name, :string, 2
+      optional :max_calls, :uint32, 3
+      repeated :names, :string, 4
     end
     add_message "paceline.scheduler.v1.Messages" do
       repeated :messages, :message, 1, "paceline.scheduler.v1.Message"
@@ -40,6 +44,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :tool_choice, :message, 3, "paceline.scheduler.v1.ToolChoice"
       optional :template_arguments, :message, 4, "google.protobuf.Struct"
       optional :continue_final_message, :bool, 5
+      optional :omit_opening, :bool, 7
     end
     add_message "paceline.scheduler.v1.TokenIds" do
       repeated :ids, :uint32, 1
@@ -112,6 +117,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       proto3_optional :prompt_logprobs, :uint32, 16
       optional :ttft_ms, :uint32, 17
       optional :tpot_ms, :uint32, 18
+      optional :return_prompt_token_ids, :bool, 19
       oneof :prompt do
         optional :text, :string, 2
         optional :messages, :message, 3, "paceline.scheduler.v1.Messages"
@@ -144,6 +150,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :continued_tokens, :uint32, 10
       optional :adapter_fingerprint, :bytes, 11
       repeated :warnings, :string, 12
+      repeated :prompt_token_ids, :uint32, 13
     end
     add_message "paceline.scheduler.v1.Delta" do
       repeated :token_ids, :uint32, 1
@@ -189,6 +196,8 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :reasoning_tokens, :uint32, 13
       optional :grammar_drafted_tokens, :uint32, 14
       optional :grammar_accepted_tokens, :uint32, 15
+      repeated :queue_waits, :message, 16, "paceline.scheduler.v1.WaitTime"
+      repeated :preempted_waits, :message, 17, "paceline.scheduler.v1.WaitTime"
     end
     add_message "paceline.scheduler.v1.GenerateUnaryRequest" do
       optional :request, :message, 1, "paceline.scheduler.v1.GenerateRequest"
@@ -206,6 +215,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :request_id, :string, 1
       repeated :completions, :message, 2, "paceline.scheduler.v1.Completion"
       repeated :warnings, :string, 3
+      repeated :prompt_token_ids, :uint32, 4
     end
     add_message "paceline.scheduler.v1.ScoreInput" do
       oneof :prompt do
@@ -243,6 +253,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :cached_tokens, :uint32, 2
       optional :queue_ms, :uint32, 3
       optional :total_ms, :uint32, 4
+      repeated :queue_waits, :message, 5, "paceline.scheduler.v1.WaitTime"
     end
     add_message "paceline.scheduler.v1.EmbedInput" do
       oneof :input do
@@ -297,6 +308,9 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :usage, :message, 3, "paceline.scheduler.v1.InputUsage"
     end
     add_message "paceline.scheduler.v1.TokenizeRequest" do
+      proto3_optional :add_special_tokens, :bool, 3
+      optional :return_tokens, :bool, 4
+      optional :model, :string, 5
       oneof :input do
         optional :text, :string, 1
         optional :messages, :message, 2, "paceline.scheduler.v1.Messages"
@@ -304,14 +318,17 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
     end
     add_message "paceline.scheduler.v1.TokenizeResponse" do
       repeated :token_ids, :uint32, 1
+      repeated :tokens, :bytes, 2
     end
     add_message "paceline.scheduler.v1.DetokenizeRequest" do
       repeated :token_ids, :uint32, 1
+      optional :model, :string, 2
     end
     add_message "paceline.scheduler.v1.DetokenizeResponse" do
       optional :text, :string, 1
     end
     add_message "paceline.scheduler.v1.GetTokenizerRequest" do
+      optional :model, :string, 1
     end
     add_message "paceline.scheduler.v1.GetTokenizerResponse" do
       optional :tokenizer_json, :bytes, 1
@@ -321,6 +338,16 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :add_bos, :bool, 5
       repeated :eos_token_ids, :uint32, 6
     end
+    add_message "paceline.scheduler.v1.GetVocabularyRequest" do
+      optional :known_fingerprint, :bytes, 1
+      optional :model, :string, 2
+    end
+    add_message "paceline.scheduler.v1.GetVocabularyResponse" do
+      optional :fingerprint, :bytes, 1
+      optional :first_id, :uint32, 2
+      repeated :tokens, :bytes, 3
+      repeated :control_ids, :uint32, 4
+    end
     add_message "paceline.scheduler.v1.AbortRequest" do
       repeated :request_ids, :string, 1
     end
@@ -329,6 +356,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       repeated :unknown, :string, 2
     end
     add_message "paceline.scheduler.v1.GetModelInfoRequest" do
+      optional :model, :string, 1
     end
     add_message "paceline.scheduler.v1.GetModelInfoResponse" do
       optional :name, :string, 1
@@ -356,6 +384,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       map :metadata, :string, :string, 23
       optional :loaded_at_s, :int64, 24
       optional :caller, :message, 25, "paceline.scheduler.v1.Caller"
+      optional :vocabulary_fingerprint, :bytes, 26
     end
     add_message "paceline.scheduler.v1.EmbeddingInfo" do
       optional :pooling, :enum, 1, "paceline.scheduler.v1.Pooling"
@@ -367,6 +396,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :name, :string, 1
       optional :max_priority, :int32, 2
       optional :admin, :bool, 3
+      optional :directory, :bool, 4
     end
     add_message "paceline.scheduler.v1.Adapter" do
       optional :name, :string, 1
@@ -387,6 +417,110 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :max_grammar_bytes, :uint32, 11
       optional :max_tools, :uint32, 12
       optional :max_inputs, :uint32, 13
+    end
+    add_message "paceline.scheduler.v1.WaitTime" do
+      optional :reason, :enum, 1, "paceline.scheduler.v1.WaitReason"
+      optional :us, :uint64, 2
+    end
+    add_message "paceline.scheduler.v1.WhyWaitingRequest" do
+      optional :identity, :string, 3
+      optional :all_identities, :bool, 4
+      oneof :which do
+        optional :request_id, :string, 1
+        optional :slow, :bool, 2
+      end
+    end
+    add_message "paceline.scheduler.v1.WhyWaitingResponse" do
+      repeated :requests, :message, 1, "paceline.scheduler.v1.RequestWait"
+      optional :left_out, :uint32, 2
+    end
+    add_message "paceline.scheduler.v1.RequestWait" do
+      optional :request_id, :string, 1
+      optional :identity, :string, 2
+      optional :phase, :enum, 3, "paceline.scheduler.v1.RequestPhase"
+      optional :phase_us, :uint64, 4
+      optional :reason, :enum, 5, "paceline.scheduler.v1.WaitReason"
+      repeated :queue_waits, :message, 6, "paceline.scheduler.v1.WaitTime"
+      repeated :preempted_waits, :message, 7, "paceline.scheduler.v1.WaitTime"
+      optional :position, :uint32, 8
+      optional :first_reason, :enum, 9, "paceline.scheduler.v1.WaitReason"
+      optional :needed, :uint64, 10
+      optional :available, :uint64, 11
+      optional :predicted_us, :uint64, 12
+      optional :explanation, :string, 13
+      map :labels, :string, :string, 14
+    end
+    add_message "paceline.scheduler.v1.WatchStepsRequest" do
+      optional :first_step, :uint64, 1
+      optional :last_us, :uint64, 2
+      optional :max_steps, :uint64, 3
+    end
+    add_message "paceline.scheduler.v1.WatchStepsResponse" do
+      optional :log, :message, 1, "paceline.scheduler.v1.StepLog"
+    end
+    add_message "paceline.scheduler.v1.StepLog" do
+      optional :first_step, :uint64, 1
+      optional :lost_steps, :uint64, 2
+      optional :started_at_us, :uint64, 3
+      repeated :started_us, :uint32, 4
+      repeated :planned_us, :uint32, 5
+      repeated :taken_us, :uint32, 6
+      repeated :prompt_rows, :uint32, 7
+      repeated :decode_rows, :uint32, 8
+      repeated :verify_rows, :uint32, 9
+      repeated :tokens, :uint32, 10
+      repeated :drafted_tokens, :uint32, 11
+      repeated :accepted_tokens, :uint32, 12
+      repeated :free_pages, :uint32, 13
+      repeated :running, :uint32, 14
+      repeated :waiting, :uint32, 15
+      repeated :reasons, :enum, 16, "paceline.scheduler.v1.WaitReason"
+      repeated :event_counts, :uint32, 17
+      repeated :event_kinds, :enum, 18, "paceline.scheduler.v1.StepEventKind"
+      repeated :event_requests, :uint64, 19
+      repeated :event_indexes, :uint32, 20
+      repeated :event_values, :uint32, 21
+      repeated :names, :message, 22, "paceline.scheduler.v1.RequestName"
+    end
+    add_message "paceline.scheduler.v1.RequestName" do
+      optional :number, :uint64, 1
+      optional :request_id, :string, 2
+      optional :identity, :string, 3
+    end
+    add_message "paceline.scheduler.v1.WatchSchedulersRequest" do
+      optional :own, :bool, 1
+    end
+    add_message "paceline.scheduler.v1.WatchSchedulersResponse" do
+      repeated :entries, :message, 1, "paceline.scheduler.v1.SchedulerEntry"
+      repeated :removed, :string, 2
+      optional :complete, :bool, 3
+    end
+    add_message "paceline.scheduler.v1.SchedulerEntry" do
+      optional :address, :string, 1
+      optional :tls_name, :string, 2
+      optional :model, :string, 3
+      optional :model_fingerprint, :bytes, 4
+      repeated :adapters, :string, 5
+      optional :state, :enum, 6, "paceline.scheduler.v1.SchedulerState"
+      optional :load, :message, 7, "paceline.scheduler.v1.SchedulerLoad"
+      optional :generation, :uint64, 8
+      optional :instance, :string, 9
+      optional :written_by, :string, 10
+      optional :age_ms, :uint32, 11
+    end
+    add_message "paceline.scheduler.v1.SchedulerLoad" do
+      optional :running, :uint32, 1
+      optional :waiting, :uint32, 2
+      optional :seats, :uint32, 3
+      optional :uncomputed_tokens, :uint32, 4
+      optional :predicted_wait_ms, :uint32, 5
+    end
+    add_message "paceline.scheduler.v1.AnnounceSchedulerRequest" do
+      optional :entry, :message, 1, "paceline.scheduler.v1.SchedulerEntry"
+      optional :ttl_ms, :uint32, 2
+    end
+    add_message "paceline.scheduler.v1.AnnounceSchedulerResponse" do
+      optional :ttl_ms, :uint32, 1
     end
     add_message "paceline.scheduler.v1.GetStatusRequest" do
     end
@@ -420,6 +554,9 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :uncomputed_tokens, :uint32, 27
       optional :prompt_tokens_per_s, :double, 28
       optional :completion_tokens_per_s, :double, 29
+      optional :degraded, :enum, 30, "paceline.scheduler.v1.WaitReason"
+      optional :degraded_detail, :string, 31
+      repeated :waits, :message, 32, "paceline.scheduler.v1.WaitTime"
     end
     add_enum "paceline.scheduler.v1.ErrorReason" do
       value :ERROR_REASON_UNSPECIFIED, 0
@@ -448,6 +585,10 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :ERROR_REASON_ADAPTER_NAME, 23
       value :ERROR_REASON_ADAPTER_MEMORY, 24
       value :ERROR_REASON_ADAPTERS_DIFFER, 25
+      value :ERROR_REASON_ADDRESS_TAKEN, 26
+      value :ERROR_REASON_OLD_GENERATION, 27
+      value :ERROR_REASON_DIRECTORY_FULL, 28
+      value :ERROR_REASON_WATCHERS, 29
     end
     add_enum "paceline.scheduler.v1.Capability" do
       value :CAPABILITY_UNSPECIFIED, 0
@@ -467,6 +608,11 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :CAPABILITY_SCORE, 14
       value :CAPABILITY_EMBED, 15
       value :CAPABILITY_RERANK, 16
+      value :CAPABILITY_REASONING_INPUT, 17
+      value :CAPABILITY_STRICT_TOOLS, 18
+      value :CAPABILITY_WAIT_REASONS, 19
+      value :CAPABILITY_STEP_LOG, 20
+      value :CAPABILITY_DIRECTORY, 21
     end
     add_enum "paceline.scheduler.v1.FinishReason" do
       value :FINISH_REASON_UNSPECIFIED, 0
@@ -514,6 +660,49 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :SCHEDULER_STATE_SERVING, 2
       value :SCHEDULER_STATE_NO_EXECUTOR, 3
       value :SCHEDULER_STATE_DRAINING, 4
+      value :SCHEDULER_STATE_DEGRADED, 5
+    end
+    add_enum "paceline.scheduler.v1.WaitReason" do
+      value :WAIT_REASON_UNSPECIFIED, 0
+      value :WAIT_REASON_CALLERS_TURN, 1
+      value :WAIT_REASON_TOKENIZING, 2
+      value :WAIT_REASON_GRAMMAR_COMPILING, 3
+      value :WAIT_REASON_OWN_EARLIER, 4
+      value :WAIT_REASON_OWN_PRIORITY, 5
+      value :WAIT_REASON_OTHER_TURN, 6
+      value :WAIT_REASON_OTHER_STEP_SHARE, 7
+      value :WAIT_REASON_OTHER_PROMPT, 8
+      value :WAIT_REASON_PREFIX, 9
+      value :WAIT_REASON_DEADLINES, 10
+      value :WAIT_REASON_ALONE, 11
+      value :WAIT_REASON_SEATS, 12
+      value :WAIT_REASON_PAGES, 13
+      value :WAIT_REASON_PAGES_IN_FLIGHT, 14
+      value :WAIT_REASON_RUNNING_PAGES, 15
+      value :WAIT_REASON_STEP_BUDGET, 16
+      value :WAIT_REASON_ANSWER_BYTES, 17
+      value :WAIT_REASON_ADAPTER_SLOT, 18
+      value :WAIT_REASON_EXECUTOR_SHORT, 19
+      value :WAIT_REASON_GRAMMAR_BEHIND, 20
+      value :WAIT_REASON_DRAFT_EXECUTOR, 21
+      value :WAIT_REASON_NO_EXECUTOR, 22
+    end
+    add_enum "paceline.scheduler.v1.RequestPhase" do
+      value :REQUEST_PHASE_UNSPECIFIED, 0
+      value :REQUEST_PHASE_ARRIVING, 1
+      value :REQUEST_PHASE_QUEUED, 2
+      value :REQUEST_PHASE_RUNNING, 3
+      value :REQUEST_PHASE_PREEMPTED, 4
+      value :REQUEST_PHASE_ENDED, 5
+    end
+    add_enum "paceline.scheduler.v1.StepEventKind" do
+      value :STEP_EVENT_KIND_UNSPECIFIED, 0
+      value :STEP_EVENT_KIND_ADMITTED, 1
+      value :STEP_EVENT_KIND_PREEMPTED, 2
+      value :STEP_EVENT_KIND_RESUMED, 3
+      value :STEP_EVENT_KIND_REFUSED, 4
+      value :STEP_EVENT_KIND_ENDED, 5
+      value :STEP_EVENT_KIND_QUEUED, 6
     end
   end
 end
@@ -565,6 +754,8 @@ module Paceline
       DetokenizeResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.DetokenizeResponse").msgclass
       GetTokenizerRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetTokenizerRequest").msgclass
       GetTokenizerResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetTokenizerResponse").msgclass
+      GetVocabularyRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetVocabularyRequest").msgclass
+      GetVocabularyResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetVocabularyResponse").msgclass
       AbortRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.AbortRequest").msgclass
       AbortResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.AbortResponse").msgclass
       GetModelInfoRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetModelInfoRequest").msgclass
@@ -573,6 +764,20 @@ module Paceline
       Caller = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.Caller").msgclass
       Adapter = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.Adapter").msgclass
       RequestLimits = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RequestLimits").msgclass
+      WaitTime = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WaitTime").msgclass
+      WhyWaitingRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WhyWaitingRequest").msgclass
+      WhyWaitingResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WhyWaitingResponse").msgclass
+      RequestWait = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RequestWait").msgclass
+      WatchStepsRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WatchStepsRequest").msgclass
+      WatchStepsResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WatchStepsResponse").msgclass
+      StepLog = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.StepLog").msgclass
+      RequestName = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RequestName").msgclass
+      WatchSchedulersRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WatchSchedulersRequest").msgclass
+      WatchSchedulersResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WatchSchedulersResponse").msgclass
+      SchedulerEntry = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.SchedulerEntry").msgclass
+      SchedulerLoad = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.SchedulerLoad").msgclass
+      AnnounceSchedulerRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.AnnounceSchedulerRequest").msgclass
+      AnnounceSchedulerResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.AnnounceSchedulerResponse").msgclass
       GetStatusRequest = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetStatusRequest").msgclass
       GetStatusResponse = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.GetStatusResponse").msgclass
       ErrorReason = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.ErrorReason").enummodule
@@ -585,6 +790,9 @@ module Paceline
       Pooling = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.Pooling").enummodule
       RerankMethod = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RerankMethod").enummodule
       SchedulerState = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.SchedulerState").enummodule
+      WaitReason = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.WaitReason").enummodule
+      RequestPhase = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.RequestPhase").enummodule
+      StepEventKind = ::Google::Protobuf::DescriptorPool.generated_pool.lookup("paceline.scheduler.v1.StepEventKind").enummodule
     end
   end
 end

@@ -30,6 +30,44 @@
 # retryPolicy works until then. Afterwards a stream is continued with `continuation`, here or on
 # another scheduler with the same model: the tokens are the same as without the interruption.
 #
+# WAITING. Each waiting request has one reason of WaitReason at any time. Sums of time by reason are exact: those
+# of a request add up to the time that it waited. An explanation never has ids, names or texts of other
+# identities.
+#
+# DIRECTORY. Schedulers of a fleet know each other (WatchSchedulers), so that a client that knows one address
+# learns the others. Entries are claims: a client sends its token to a learned address only over TLS, by the
+# authority that it trusts already and under the entry's tls_name, or without TLS on loopback, or where its
+# user allowed that address; and leaves a scheduler whose Started.model_fingerprint is not the entry's.
+#
+# AFFINITY (normative; "paceline-affinity-1"). Clients that know several schedulers of a model send requests
+# with the same beginning to the same one, where its prefix cache has that beginning. All integers are
+# little-endian; str(x) is the number of x's UTF-8 bytes as uint32, and these bytes; text(x) is the same of
+# the longest beginning of x that has at most 1,024 bytes and ends with a whole character.
+#   key       SHA-256 of the caller's own affinity key, as UTF-8, if it gives one; otherwise of
+#             str("paceline-affinity-1"), str(GenerateRequest.model), str(cache_salt), and of the prompt
+#               messages   "m", then for each message up to and including the first of role "user", or all if
+#                          there is none: str(role), str(name), str(content, or all parts joined)
+#               text       "t", text(prompt)
+#               token ids  "i", the first 256 ids at most, each as uint32
+#   weight    of a scheduler: the first 8 bytes, as a big-endian uint64, of SHA-256 of key and its address's
+#             UTF-8 (as the directory or the client's user gives it). Highest first; ties by address, smallest
+#             bytes first
+#   choice    the first scheduler whose load is below ceil(1.25 * (sum of all loads + 1) / number of schedulers),
+#             the load being the client's own live streams there, or the directory's running and waiting
+#             ones where that is more
+# Vectors: key (its first 8 bytes), and the order of 10.0.0.1:50051, 10.0.0.2:50051, 10.0.0.3:50051 (by last digit)
+#   text "hello"                              8c6440588f7e9b69  2 3 1
+#   text "hello", model "m", cache_salt "s"   804857e5859ed256  1 3 2
+#   text of 1,023 "a", then "é"               a27299a17321def6  1 2 3
+#   text of 1,023 "a"                         a27299a17321def6  1 2 3
+#   token ids 0 to 299                        2abb8a7267e2b12b  3 1 2
+#   token ids 0 to 255                        2abb8a7267e2b12b  3 1 2
+#   system "be brief", user "hi"              8a06a226c702a580  3 1 2
+#   the same, assistant "hey", user "go on"   8a06a226c702a580  3 1 2
+#   user "hi", or its parts "h" and "i"       ff8ab96029c6e799  2 1 3
+#   assistant "a", tool "b"                   9acbc260b585332e  3 1 2
+#   the caller's own "a key", any prompt      8fa3aab2faa9b79e  2 1 3
+#
 # AUTHENTICATION. A scheduler may demand a token: `authorization: Bearer TOKEN` in each call's
 # metadata. Without it every method but grpc.health.v1's is UNAUTHENTICATED, before its message is
 # read. The caller's *identity* is the name its token has in the scheduler's tokens file, else its
@@ -85,14 +123,43 @@ module Paceline
           # Ends live requests of the caller's identity with ABORTED; others' ids are unknown ids, which
           # are no error. For those who can't cancel an RPC. Idempotent.
           rpc :Abort, ::Paceline::Scheduler::V1::AbortRequest, ::Paceline::Scheduler::V1::AbortResponse
-          # The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet.
+          # The model and the limits of a request. Errors: UNAVAILABLE while no executor was seen yet; NOT_FOUND
+          # (MODEL_NOT_FOUND) for another `model`.
           rpc :GetModelInfo, ::Paceline::Scheduler::V1::GetModelInfoRequest, ::Paceline::Scheduler::V1::GetModelInfoResponse
           # The tokenizer's files. The first message has all other fields; `tokenizer_json` goes on in
           # the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
           # model has no tokenizer.
           rpc :GetTokenizer, ::Paceline::Scheduler::V1::GetTokenizerRequest, stream(::Paceline::Scheduler::V1::GetTokenizerResponse)
+          # The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
+          # logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
+          # enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+          rpc :GetVocabulary, ::Paceline::Scheduler::V1::GetVocabularyRequest, stream(::Paceline::Scheduler::V1::GetVocabularyResponse)
           # Live counters, and the load figures that a router needs.
           rpc :GetStatus, ::Paceline::Scheduler::V1::GetStatusRequest, ::Paceline::Scheduler::V1::GetStatusResponse
+          # Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
+          # Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
+          # Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
+          # without CAPABILITY_WAIT_REASONS. Retry: safe.
+          rpc :WhyWaiting, ::Paceline::Scheduler::V1::WhyWaitingRequest, ::Paceline::Scheduler::V1::WhyWaitingResponse
+          # The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
+          # they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
+          # and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
+          # administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
+          # safe, with first_step behind the last one received.
+          rpc :WatchSteps, ::Paceline::Scheduler::V1::WatchStepsRequest, stream(::Paceline::Scheduler::V1::WatchStepsResponse)
+          # The schedulers that this one knows, itself included, then each change. The first message that has
+          # `complete` set ends the list as it was at the call; later ones have what changed since the message before,
+          # however often it did: a slow reader misses states between, never the last one. Answered in every state.
+          # Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
+          # UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+          rpc :WatchSchedulers, ::Paceline::Scheduler::V1::WatchSchedulersRequest, stream(::Paceline::Scheduler::V1::WatchSchedulersResponse)
+          # Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
+          # when it was not written again within its time. Precondition: the right `directory`, which administrators do
+          # not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
+          # (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+          # FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
+          # (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+          rpc :AnnounceScheduler, ::Paceline::Scheduler::V1::AnnounceSchedulerRequest, ::Paceline::Scheduler::V1::AnnounceSchedulerResponse
         end
 
         Stub = Service.rpc_stub_class
