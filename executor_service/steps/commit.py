@@ -168,8 +168,8 @@ class StepCommit:
         self.freed_behind += count - table.count - (pages.pages_for(row.end) - pages.pages_for(length))
 
     def _undo(self, row: AcceptedRow, refusal: Refusal) -> None:
-        """Undo a row that has no finite logits."""
-        self._computed += row.computed
+        """Undo a row that has no finite logits. It counts as refused: how much of it was computed depends on
+        how its step was cut into forwards."""
         length, pages_for = row.sequence.length, self._pages.pages_for
         kept = 0 if row.opened else pages_for(length)
         self.freed_behind += max(kept, row.sequence.table.count) - pages_for(row.end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
@@ -48,6 +48,7 @@ class Impatient(TwoWays):
 @given(
     seed=SEEDS, steps=st.integers(1, 25), piece=st.integers(1, 9), late=st.booleans(), poison=st.booleans()
 )
+@example(seed=127, steps=7, piece=5, late=False, poison=True)  # a poisoned prompt in two pieces
 @settings(max_examples=120, deadline=None)
 def test_steps_given_up_and_sent_again_answer_like_steps_sent_once(
     seed: int, steps: int, piece: int, late: bool, poison: bool
