@@ -12,8 +12,8 @@ from paceline.service import logs
 from paceline.service.process import limit_collections, new_event_loop
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_factory import follow, follower_rank
-from executor_service.backends.torch_settings import TorchSettings
+from executor_service.backends.torch_backend.factory import follow, follower_rank
+from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
 from executor_service.grammar.source import STACK_BYTES

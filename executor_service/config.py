@@ -12,12 +12,12 @@ from paceline.service.settings import ServiceSettings
 from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.backends.paged_attention_settings import PagedAttentionSettings
-from executor_service.backends.ranks import Rank
-from executor_service.backends.script_settings import ScriptSettings
+from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.script_settings import ScriptSettings
+from executor_service.backends.reference.settings import PagedAttentionSettings
 from executor_service.backends.settings import BackendSettings
-from executor_service.backends.torch_settings import TorchSettings
+from executor_service.backends.torch_backend.parallel.ranks import Rank
+from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.contract.limits import MAX_ADAPTER_RANK
 
 BackendName = Literal["oracle", "script", "paged-attention", "torch"]

@@ -14,7 +14,7 @@ from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.link.adapters import RemoteAdapters, why_not_loaded
 from scheduler_service.link.executor import ExecutorLink
 from scheduler_service.link.pool import LinkPool
-from scheduler_service.link.wanted import WantedAdapters
+from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.model import ServedAdapter
 
 log = Log(__name__)

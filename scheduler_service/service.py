@@ -17,7 +17,7 @@ from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.grammars import GrammarChecks
 from scheduler_service.link.drafts import DraftPool
 from scheduler_service.link.pool import ExecutorPool, Served
-from scheduler_service.link.wanted import WantedAdapters
+from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.loop import Loop
 from scheduler_service.loop.wake import Wake

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executor_service.backends.base import Backend, ModelError
-from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.backends.paged_attention_settings import PagedAttentionSettings
-from executor_service.backends.script_settings import ScriptSettings
+from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.script_settings import ScriptSettings
+from executor_service.backends.reference.settings import PagedAttentionSettings
 from executor_service.backends.settings import BackendSettings
-from executor_service.backends.torch_settings import TorchSettings
+from executor_service.backends.torch_backend.settings import TorchSettings
 
 
 def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) -> Backend:
@@ -20,15 +20,15 @@ def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) 
     try:
         match settings:
             case ScriptSettings():
-                from executor_service.backends.scripted_oracle import ScriptedOracle
+                from executor_service.backends.oracle_backend.scripted_oracle import ScriptedOracle
 
                 return ScriptedOracle(settings)
             case OracleSettings():
-                from executor_service.backends.clocked_oracle import oracle_of
+                from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
 
                 return oracle_of(settings)
             case PagedAttentionSettings():
-                from executor_service.backends.paged_attention import (
+                from executor_service.backends.reference.paged_attention import (
                     PagedAttentionBackend,
                     PagedAttentionConfig,
                 )
@@ -37,7 +37,7 @@ def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) 
                     PagedAttentionConfig(settings.vocab_size, settings.context_length)
                 )
             case TorchSettings():
-                from executor_service.backends.torch_factory import torch_backend
+                from executor_service.backends.torch_backend.factory import torch_backend
 
                 return torch_backend(settings, follower_flags)
     except ValueError as error:

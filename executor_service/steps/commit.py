@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from executor_service.backends.acceptance import accepted_drafts
 from executor_service.backends.base import RowOutput
-from executor_service.backends.following import accepted_drafts
 from executor_service.backends.forward_rows import drawn_by, other_outputs
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore

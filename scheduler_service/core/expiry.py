@@ -5,8 +5,8 @@ from __future__ import annotations
 from scheduler_service.core.events import Event, Failure
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
-from scheduler_service.core.stranded import StrandedRequests
 from scheduler_service.core.target_executor import TargetExecutor
+from scheduler_service.core.unplaced import StrandedRequests
 
 
 class Expiry:

@@ -11,7 +11,7 @@ from paceline.service.logs import Log
 from scheduler_service.link.codec.adapters import decode_adapter
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.handshake import RefusedExecutorError
-from scheduler_service.link.wanted import WantedAdapters
+from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.model import ServedAdapter
 
 log = Log(__name__)

@@ -21,7 +21,7 @@ from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
 from scheduler_service.link.handshake import RefusedExecutorError
-from scheduler_service.link.wanted import WantedAdapters
+from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
 from scheduler_service.text.errors import UnusableTokenizerError
 from scheduler_service.text.model_text import ModelText

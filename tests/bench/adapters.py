@@ -26,9 +26,10 @@ import numpy as np
 
 from executor_service.adapters.weights import LowRankChange, make_weights
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cpu.layers import recorded_blocks
-from executor_service.backends.torch_backend.low_rank import NO_CHANGES
+from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES
 from executor_service.contract.plan import Sampling
 from tests.bench.step_time import PAGE, rows_of
 from tests.support.untyped import present

@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.quantized import Int8
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
+from executor_service.backends.torch_backend.ops.quantized import Int8
 
 _CUDA_INT8, _FP8_PAGES = "cuda-int8", "float32+fp8"
 _BASES = ("float32", "bfloat16", "int8")

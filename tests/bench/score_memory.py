@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Sampling, StepPlan
 from executor_service.steps.engine import Engine

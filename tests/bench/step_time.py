@@ -19,8 +19,10 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig, sampler
-from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.ops import sampler
+from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.contract.plan import OutputMode, Sampling
 
 PAGE = 16

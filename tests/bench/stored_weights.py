@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
-from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 
 HIDDEN, INNER, QKV, VOCABULARY = 576, 1536, 960, 49_152
 GROUP = 64  # columns; divides both sizes of inputs

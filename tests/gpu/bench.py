@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from executor_service.backends.torch_backend import TorchConfig
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.gpu.floors import H100, Machine
 from tests.gpu.random_weights import RandomBackend
 from tests.gpu.shapes import write_config

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.quantized import MIN_FP8_CAPABILITY
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.ops.quantized import MIN_FP8_CAPABILITY
 from executor_service.contract.plan import OutputMode
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.model.driver import Driver, logits_of, pages_from

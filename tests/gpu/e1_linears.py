@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.kernels import Linear, PlainKernels
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, QuantizedLinear
+from executor_service.backends.torch_backend.ops.kernels import Linear, PlainKernels
+from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, QuantizedLinear
 from tests.gpu.bench import Bench, Case
 from tests.gpu.shapes import spec_of
 from tests.gpu.timing import device_ms

@@ -12,9 +12,9 @@ import torch
 from torch.cuda import get_device_properties
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.page_format import SCALE_DTYPE
-from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import SCALE_DTYPE
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.shapes import spec_of
 from tests.gpu.timing import device_ms
@@ -167,8 +167,8 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
 
 def _triton(rows: Rows) -> Attend:
     """Ours: pages read in place."""
-    from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
-    from executor_service.backends.torch_backend.cuda.rows import (
+    from executor_service.backends.torch_backend.cuda.attention.attention import new_arrivals, paged_attention
+    from executor_service.backends.torch_backend.cuda.layout.rows import (
         SHORT_TOKENS,
         Tiling,
         attention_rows,

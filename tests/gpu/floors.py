@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.stored_names import EMBEDDING
-from executor_service.backends.torch_backend.weights import expected_shapes
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.stored_names import EMBEDDING
+from executor_service.backends.torch_backend.files.weights import expected_shapes
 
 ITEM_BYTES = 2  # bf16
 

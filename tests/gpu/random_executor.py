@@ -10,11 +10,11 @@ import os
 import sys
 
 from executor_service import __main__ as service
-from executor_service.backends import torch_backend
+from executor_service.backends.torch_backend import backend
 from tests.gpu.random_weights import RandomBackend
 
 if __name__ == "__main__":
-    torch_backend.TorchBackend = RandomBackend  # type: ignore[misc]  # the factory asks for it by this name
+    backend.TorchBackend = RandomBackend  # type: ignore[misc]  # the factory asks for it by this name
     status = service.main()
     logging.shutdown()
     sys.stdout.flush()

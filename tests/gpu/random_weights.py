@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend import TorchBackend
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.weights import Part, expected_shapes, fingerprint
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.weights import Part, expected_shapes, fingerprint
+from executor_service.backends.torch_backend.model.model import Model
 from executor_service.files.json_file import read_json
 
 

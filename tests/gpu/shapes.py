@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 151_936,

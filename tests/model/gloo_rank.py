@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from executor_service.backends.ranks import Rank
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.parallel.group import Group
+from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from executor_service.contract.plan import OutputMode
 from tests.model.driver import Driver, pages_from

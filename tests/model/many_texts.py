@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from executor_service.backends.torch_backend import TorchBackend
+from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import OutputMode
 from tests.unit.executor.harness import Harness, Release, opening, row

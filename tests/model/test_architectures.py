@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from executor_service.backends.base import Backend
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.kernels import PlainKernels
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.contract.plan import OutputMode
 from tests.model.architectures import ARCHITECTURES, CASES, FAST_CASES, VARIANTS, save_variant
 from tests.model.driver import Driver, logits_of, pages_from

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.test_config_fields import assert_equal_to_transformers
 
 CLASSES = {

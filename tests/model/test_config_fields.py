@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save
 

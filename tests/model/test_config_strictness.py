@@ -17,10 +17,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.config_fields import HARMLESS
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.foreign_fields import FOREIGN_FIELDS
 from tests.model.tiny import ALL_CONFIGS, save

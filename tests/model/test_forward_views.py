@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.contract.forward_view import ForwardView
 from tests.model.tiny import CONFIGS, save
 from tests.support.untyped import present

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.kernel_choice import make_kernels
-from executor_service.backends.torch_backend.quantized import check_fp8
+from executor_service.backends.torch_backend.ops.quantized import check_fp8
 from tests.bench.perplexity import Fp8Pages
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save

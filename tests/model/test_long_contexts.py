@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save_random
 from tests.support.untyped import present

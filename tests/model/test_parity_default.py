@@ -13,7 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.model.default_model import default_model, varied_text
 from tests.model.driver import Driver, logits_of, pages_from

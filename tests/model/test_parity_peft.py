@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from executor_service.adapters.peft_directory import AdapterBounds, read_adapter
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save
 from tests.support.untyped import present

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from executor_service.adapters.weights import PARENTS, AdapterWeights
 from executor_service.backends.base import PromptOutputs, RowOutput
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.random_adapters import random_adapter
 from tests.model.tiny import CONFIGS, save

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from executor_service.backends import prompt_outputs
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Reason, RowResult
 from tests.model.many_texts import check_scores, lengths_of_200

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.bench.perplexity import CudaInt8
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.tiny import save

@@ -13,7 +13,8 @@ import paceline
 import pytest
 
 from executor_service.adapters.weights import PARENTS, Factor
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.random_adapters import random_adapter
 from tests.model.tiny import save
 from tests.support.adapter_files import PREFIX, write_adapter

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.test_config_fields import assert_equal_to_transformers
 from tests.model.tiny import save
 

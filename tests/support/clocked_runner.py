@@ -18,13 +18,13 @@ from unittest import mock
 import torch
 
 from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.graphs import Picked
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.cuda.resolve import new_resolved
-from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer
-from executor_service.backends.torch_backend.kernels import AttentionShape
-from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.run.graphs import Picked
+from executor_service.backends.torch_backend.ops.kernels import AttentionShape
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.contract.masks import Masks
 
 HIDDEN, VOCABULARY = 8, 512  # of the model

@@ -16,7 +16,7 @@ from pathlib import Path
 from executor_service.__main__ import main
 from executor_service.backends.base import TokenizerBundle
 from executor_service.backends.byte_tokenizer import byte_tokenizer
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from tests.support.processes import ServiceProcess
 from tests.support.stack import ORACLE, Stack
 

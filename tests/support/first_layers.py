@@ -14,13 +14,13 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from executor_service.backends.torch_backend.rope.spec import RopeSpec
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.tokenizer_files import (
+from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from executor_service.backends.torch_backend.weights import (
+from executor_service.backends.torch_backend.files.weights import (
     Checkpoint,
     GgufCheckpoint,
     expected_shapes,

@@ -31,8 +31,8 @@ from tests.support.checkout import ROOT, environment
 
 _PRELOADED = (
     "executor_service.__main__",
-    "executor_service.backends.oracle",
-    "executor_service.backends.paged_attention",
+    "executor_service.backends.oracle_backend.oracle",
+    "executor_service.backends.reference.paged_attention",
     "scheduler_service.__main__",
     "paceline.cli.app",
 )

@@ -25,42 +25,49 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_FIELDS, AdaptedTokens
-from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
-from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
-from executor_service.backends.torch_backend.cuda.experts import Groups, group_launch, weigh_launch
-from executor_service.backends.torch_backend.cuda.few_experts import few_down_launch, few_gated_launch
-from executor_service.backends.torch_backend.cuda.few_rows import few_rows_launch, few_scaled_rows_launch
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.cuda.listed_tokens import (
-    Biases,
-    Stops,
-    bias_launch,
-    stop_launches,
-)
-from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure_launches
-from executor_service.backends.torch_backend.cuda.low_rank import RECORD_FIELDS, TableChange
-from executor_service.backends.torch_backend.cuda.penalties import Histories, penalty_launches
-from executor_service.backends.torch_backend.cuda.pick import PickRows, pick_launches
-from executor_service.backends.torch_backend.cuda.pointwise import gated_launch, norm_launch
-from executor_service.backends.torch_backend.cuda.publish import publish_launch
-from executor_service.backends.torch_backend.cuda.quantized import round_launch, scale_launch
-from executor_service.backends.torch_backend.cuda.rank_sums import sum_launch
-from executor_service.backends.torch_backend.cuda.resolve import (
+from executor_service.backends.torch_backend.cuda.attention.attention import Pipelines, attention_launches
+from executor_service.backends.torch_backend.cuda.attention.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import TILE_FIELDS, AdaptedTokens
+from executor_service.backends.torch_backend.cuda.layout.resolve import (
     HostRows,
     Resolved,
     items_launch,
     resolve_launch,
 )
-from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
-from executor_service.backends.torch_backend.cuda.routing import route_launch
-from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
-from executor_service.backends.torch_backend.cuda.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
-from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
-from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.page_format import LARGEST, plain_cache
-from executor_service.backends.torch_backend.quantized import Fp8, Int8
+from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
+from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
+from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, weigh_launch
+from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
+from executor_service.backends.torch_backend.cuda.linear.low_rank import RECORD_FIELDS, TableChange
+from executor_service.backends.torch_backend.cuda.linear.pointwise import gated_launch, norm_launch
+from executor_service.backends.torch_backend.cuda.linear.quantized import round_launch, scale_launch
+from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_launch
+from executor_service.backends.torch_backend.cuda.linear.routing import route_launch
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
+    few_rows_launch,
+    few_scaled_rows_launch,
+)
+from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (
+    Biases,
+    Stops,
+    bias_launch,
+    stop_launches,
+)
+from executor_service.backends.torch_backend.cuda.picking.logprobs import (
+    ChosenTokens,
+    Measures,
+    measure_launches,
+)
+from executor_service.backends.torch_backend.cuda.picking.penalties import Histories, penalty_launches
+from executor_service.backends.torch_backend.cuda.picking.pick import PickRows, pick_launches
+from executor_service.backends.torch_backend.cuda.picking.scatter_tokens import publish_launch
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LARGEST, plain_cache
+from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 from tests.triton.disorder import disorder
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}

@@ -17,20 +17,21 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow, PromptOutputs
-from executor_service.backends.torch_backend.cuda import late_picks, prompt_vectors
-from executor_service.backends.torch_backend.cuda.graphs import Picked
-from executor_service.backends.torch_backend.cuda.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.late_picks import LatePicks
-from executor_service.backends.torch_backend.cuda.prompt_vectors import PromptVectors
-from executor_service.backends.torch_backend.cuda.resolve import new_resolved
-from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
-from executor_service.backends.torch_backend.cuda.rows import Tiling
-from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
-from executor_service.backends.torch_backend.cuda.upload import Parts
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.shard import Whole
-from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
+from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
+from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds
+from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
+from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.layout.upload import Parts
+from executor_service.backends.torch_backend.cuda.picking import late_picks
+from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
+from executor_service.backends.torch_backend.cuda.run import prompt_vectors
+from executor_service.backends.torch_backend.cuda.run.graphs import Picked
+from executor_service.backends.torch_backend.cuda.run.prompt_vectors import PromptVectors
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.model.model import Model
+from executor_service.backends.torch_backend.model.shard import Whole
 from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of

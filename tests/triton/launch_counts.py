@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor_service.backends.torch_backend.cuda.launch import Launch
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from tests.triton.dry.fake_device import DEVICE, fake_device
 
 

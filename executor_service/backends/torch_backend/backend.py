@@ -22,48 +22,48 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
-from executor_service.backends.torch_backend.beside import Beside
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.embedding_files import (
+from executor_service.backends.torch_backend.files.architecture.rope.served_length import served_length
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.embedding_files import (
     embedding_from_directory,
     embedding_from_gguf,
 )
-from executor_service.backends.torch_backend.finite import FiniteCheckpoint
-from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.kept_weights import KeptWeights
-from executor_service.backends.torch_backend.kernel_choice import (
-    check_dependent_launch,
-    check_spec,
-    compilation,
-    make_kernels,
-)
-from executor_service.backends.torch_backend.kernels import Kernels
-from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.low_rank import LowRankKernels, parts_of
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.page_format import token_bytes
-from executor_service.backends.torch_backend.rope.served_length import served_length
-from executor_service.backends.torch_backend.runner import Numbers, Runner, Tell, tell_nobody
-from executor_service.backends.torch_backend.shard import Shard, Whole
-from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.tokenizer_files import (
+from executor_service.backends.torch_backend.files.finite import FiniteCheckpoint
+from executor_service.backends.torch_backend.files.loading_thread import Beside
+from executor_service.backends.torch_backend.files.partly_dequantized import KeptWeights
+from executor_service.backends.torch_backend.files.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from executor_service.backends.torch_backend.uncached import (
-    PAGE_SIZE,
-    compile_kernels,
-    forward_uncached,
-    step_bytes,
-)
-from executor_service.backends.torch_backend.weights import (
+from executor_service.backends.torch_backend.files.weights import (
     Checkpoint,
     GgufCheckpoint,
     expected_shapes,
     fingerprint,
     open_checkpoint,
 )
+from executor_service.backends.torch_backend.kernel_choice import (
+    check_dependent_launch,
+    check_spec,
+    compilation,
+    make_kernels,
+)
+from executor_service.backends.torch_backend.model.host_runner import HostRunner
+from executor_service.backends.torch_backend.model.model import Model
+from executor_service.backends.torch_backend.model.runner import Numbers, Runner, Tell, tell_nobody
+from executor_service.backends.torch_backend.model.shard import Shard, Whole
+from executor_service.backends.torch_backend.model.slot_adapters import SlotAdapters
+from executor_service.backends.torch_backend.model.uncached import (
+    PAGE_SIZE,
+    compile_kernels,
+    forward_uncached,
+    step_bytes,
+)
+from executor_service.backends.torch_backend.ops.kernels import Kernels
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.low_rank import LowRankKernels, parts_of
+from executor_service.backends.torch_backend.ops.page_format import token_bytes
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 from executor_service.files.json_file import read_json
@@ -271,15 +271,15 @@ class TorchBackend:
         spec, device = self.model.spec, self.model.kernels.device
         if self._runs_ahead:
             # Imported only here: Triton comes with torch's CUDA builds alone.
-            from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
+            from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
 
             return DeviceSlots(spec, low_rank, self._shard, device)
         return SlotAdapters(spec, low_rank, self._shard)
 
     def _new_runner(self, page_size: int) -> Runner:
         if self._runs_ahead:
-            from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
-            from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+            from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
+            from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 
             assert isinstance(self._adapters, DeviceSlots)
             return DeviceRunner(

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from executor_service.backends.base import ModelError, Progress
-from executor_service.backends.torch_backend.capability import check_capability
-from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8, check_fp8
-from executor_service.backends.torch_backend.spec import ModelSpec
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.ops.capability import check_capability
+from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
+from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, check_fp8
 
 DTYPES = {
     "float32": torch.float32,
@@ -31,7 +31,7 @@ def compilation(device_name: str, dtype_name: str, progress: Progress) -> Abstra
     """A context manager: `progress` hears of the kernels for the CPU that are compiled inside."""
     if torch.device(device_name).type != "cpu" or DTYPES[dtype_name] != torch.float32:
         return nullcontext()
-    from executor_service.backends.torch_backend.compilation import compilation_told
+    from executor_service.backends.torch_backend.cpu.threads.compilation import compilation_told
 
     return compilation_told(progress)
 
@@ -64,7 +64,7 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
     if device.type == "cuda":
         # Imported only here: Triton comes with torch's CUDA builds alone.
         from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-        from executor_service.backends.torch_backend.cuda.toolchain import check_toolchain
+        from executor_service.backends.torch_backend.cuda.launch.toolchain import check_toolchain
 
         if device.index is not None:
             torch.cuda.set_device(device)  # of this thread: Triton launches on the current device

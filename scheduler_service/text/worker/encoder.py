@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from scheduler_service.text.vocabulary import TokenBytes
 from scheduler_service.text.worker.chat_template import ChatTemplate, ChatTemplateError
-from scheduler_service.text.worker.inert import ControlTokens, RenamedTokenizer
+from scheduler_service.text.worker.control_tokens import ControlTokens, RenamedTokenizer
 from scheduler_service.text.worker.pieces import pieces_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})

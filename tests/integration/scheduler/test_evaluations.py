@@ -18,7 +18,7 @@ from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
 from examples import scoring
 from executor_service.backends.numpy_sampler import log_softmax
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from scheduler_service.core.evaluation import HiddenPooling
 from scheduler_service.rpc.codec.rerank import INSTRUCTION, JUDGE
 from tests.support.stack import Stack, eventually, oracle_stack

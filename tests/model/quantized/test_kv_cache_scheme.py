@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.quantized import test_compressed_tensors, test_fp8
 from tests.model.quantized.written import (
     Quantize,

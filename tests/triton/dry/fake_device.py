@@ -21,17 +21,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor_service.backends.torch_backend.cuda import attention
-from executor_service.backends.torch_backend.cuda.attention import Pipelines
-from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.attention import attention
+from executor_service.backends.torch_backend.cuda.attention.attention import Pipelines
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.quantized import Format
-from executor_service.backends.torch_backend.shard import Shard, Whole
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.weights import Part, expected_shapes
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.weights import Part, expected_shapes
+from executor_service.backends.torch_backend.model.model import Model
+from executor_service.backends.torch_backend.model.shard import Shard, Whole
+from executor_service.backends.torch_backend.ops.quantized import Format
 from tests.gpu.shapes import spec_of
 from tests.support.untyped import present
 

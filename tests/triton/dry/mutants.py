@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.dependent_launch import begin_kernel
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 
 
 @triton.jit

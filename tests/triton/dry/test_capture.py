@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend import backend
-from executor_service.backends.torch_backend.batch import LOGITS_ROWS
-from executor_service.backends.torch_backend.cuda import few_rows
-from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.graphs import shapes_of
-from executor_service.backends.torch_backend.cuda.rows import Tiling, cut
-from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.page_format import LARGEST
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
+from executor_service.backends.torch_backend.cuda.layout.rows import Tiling, cut
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.cuda.linear import skinny_gemm as few_rows
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.run.graphs import shapes_of
+from executor_service.backends.torch_backend.model.model import Model
+from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.ops.page_format import LARGEST
+from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8
 from tests.triton.dry.fake_device import DEVICE, PROCESSORS, CrossingError, fake_device, fake_runner, watched
 
 BF16 = torch.bfloat16

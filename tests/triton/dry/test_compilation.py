@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.cuda.device_adapters import DeviceSlots
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.model import Model
-from executor_service.backends.torch_backend.shard import Whole
-from executor_service.backends.torch_backend.uncached import compile_kernels
+from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.model.model import Model
+from executor_service.backends.torch_backend.model.shard import Whole
+from executor_service.backends.torch_backend.model.uncached import compile_kernels
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of
 from tests.support.untyped import present

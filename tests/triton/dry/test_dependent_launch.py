@@ -12,10 +12,10 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.model import Model
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.model.model import Model
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of
 from tests.triton.ahead_of_time import DEPENDENT, compiled

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.cuda.experts import sum_experts
-from executor_service.backends.torch_backend.stacked_experts import StackedExperts
+from executor_service.backends.torch_backend.cuda.linear.experts import sum_experts
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.stacked_experts import StackedExperts
 from tests.triton.dry.fake_device import fake_runner
 from tests.triton.dry.test_capture import BF16, buffered, shapes
 from tests.triton.dry.unlaunched import unlaunched

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.torch_backend.cuda import graphs
-from executor_service.backends.torch_backend.cuda.adapted_tokens import max_tiles
-from executor_service.backends.torch_backend.cuda.attention import Pipelines, attention_launches
-from executor_service.backends.torch_backend.cuda.graphs import Graphs, Rerun, pays, shapes_of
-from executor_service.backends.torch_backend.cuda.rows import SHORT_TOKENS, Tiling, cut
-from executor_service.backends.torch_backend.cuda.step_buffer import StepBuffer, StepShape, numbers_of
-from executor_service.backends.torch_backend.page_format import plain_cache
+from executor_service.backends.torch_backend.cuda.attention.attention import Pipelines, attention_launches
+from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
+from executor_service.backends.torch_backend.cuda.layout.rows import SHORT_TOKENS, Tiling, cut
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.cuda.run import graphs
+from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, Rerun, pays, shapes_of
+from executor_service.backends.torch_backend.ops.page_format import plain_cache
 from tests.triton.traffic import CONTEXT, PAGE, StepRows, Traffic
 
 TILING = Tiling.of(4, torch.bfloat16)

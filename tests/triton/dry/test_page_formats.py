@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.cuda import toolchain
+from executor_service.backends.torch_backend.cuda.launch import toolchain
 from executor_service.backends.torch_backend.kernel_choice import make_kernels
 from tests.triton.dry.fake_device import fake_device
 

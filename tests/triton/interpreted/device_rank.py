@@ -15,11 +15,12 @@ from unittest import mock
 
 import torch
 
-from executor_service.backends.ranks import Rank
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda import graphs
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.run import graphs
 from executor_service.backends.torch_backend.parallel.follower import follow
+from executor_service.backends.torch_backend.parallel.ranks import Rank
 from tests.support.untyped import present
 from tests.triton.mended import mended_interpreter
 

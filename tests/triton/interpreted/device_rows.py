@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.cuda.attention import new_arrivals, paged_attention
-from executor_service.backends.torch_backend.cuda.resolve import HostRows, items_launch
-from executor_service.backends.torch_backend.cuda.row_ends import RowEnds
-from executor_service.backends.torch_backend.cuda.rows import (
+from executor_service.backends.torch_backend.cuda.attention.attention import new_arrivals, paged_attention
+from executor_service.backends.torch_backend.cuda.layout.resolve import HostRows, items_launch
+from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds
+from executor_service.backends.torch_backend.cuda.layout.rows import (
     AttentionRows,
     Ints,
     Tiling,
     attention_rows,
     cut,
 )
-from executor_service.backends.torch_backend.page_format import get, plain_cache, put
+from executor_service.backends.torch_backend.ops.page_format import get, plain_cache, put
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from executor_service.backends.acceptance import mask_late, resolved
 from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
-from executor_service.backends.following import mask_late, resolved
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import Sampling
 from tests.support.untyped import present

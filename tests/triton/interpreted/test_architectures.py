@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda import graphs
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
+from executor_service.backends.torch_backend.cuda.run import graphs
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
 from executor_service.contract.plan import OutputMode
 from tests.model.tiny import save
 from tests.unit.executor.rows import make_row

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.torch_backend.cuda.rows import (
+from executor_service.backends.torch_backend.cuda.layout.rows import (
     MAX_CONTEXT,
     SHORT_TOKENS,
     Tiling,
@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.cuda.rows import (
     cut,
     names_of,
 )
-from executor_service.backends.torch_backend.page_format import LARGEST
+from executor_service.backends.torch_backend.ops.page_format import LARGEST
 from tests.triton.interpreted.paged import Paged, Row
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.batch import Batch
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.kernels import (
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
     Kernels,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.page_format import LARGEST
+from executor_service.backends.torch_backend.ops.page_format import LARGEST
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.untyped import present
 from tests.unit.executor.rows import make_row

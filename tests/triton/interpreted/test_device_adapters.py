@@ -15,16 +15,17 @@ import torch
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda import graphs
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.host_step import HostStep
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.launch import Launch
-from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.shard import Whole
-from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
+from executor_service.backends.torch_backend.cuda.run import graphs
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.model.host_runner import HostRunner
+from executor_service.backends.torch_backend.model.shard import Whole
+from executor_service.backends.torch_backend.model.slot_adapters import SlotAdapters
+from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Fork, Opening, OutputMode, Release, Sampling
 from executor_service.steps.engine import Engine

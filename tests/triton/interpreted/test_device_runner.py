@@ -13,15 +13,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor_service.backends.acceptance import resolved
 from executor_service.backends.base import ForwardRow, PromptOutputs
-from executor_service.backends.following import resolved
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda import graphs, late_picks
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.every_kind import rows_of_every_kind
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.shard import Whole
+from executor_service.backends.torch_backend.cuda.picking import late_picks
+from executor_service.backends.torch_backend.cuda.run import graphs
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind
+from executor_service.backends.torch_backend.model.host_runner import HostRunner
+from executor_service.backends.torch_backend.model.shard import Whole
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Fork, OutputMode, Release, Sampling, StepResult
 from executor_service.steps.engine import Engine

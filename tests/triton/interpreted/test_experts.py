@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import stacked_experts
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.cuda import experts as cuda_experts
-from executor_service.backends.torch_backend.cuda.experts import Groups, group_launch, sum_experts
-from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS
-from executor_service.backends.torch_backend.stacked_experts import StackedExperts
+from executor_service.backends.torch_backend.cuda.linear import experts as cuda_experts
+from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, sum_experts
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops import stacked_experts
+from executor_service.backends.torch_backend.ops.stacked_experts import StackedExperts
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
 INNER = 24

@@ -8,9 +8,9 @@ import torch
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.forward_rows import ForwardRows
-from executor_service.backends.torch_backend.cuda.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.rows import Tiling
-from executor_service.backends.torch_backend.cuda.step_buffer import StepShape, numbers_of, places_of
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
+from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepShape, numbers_of, places_of
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.test_forward_rows import PAGE, chunk, decode_rows
 

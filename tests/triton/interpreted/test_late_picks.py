@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.numpy_sampler import log_softmax
-from executor_service.backends.torch_backend.cuda.late_parts import LateParts, histories, stops
-from executor_service.backends.torch_backend.cuda.late_plan import first_length, plan_late
-from executor_service.backends.torch_backend.cuda.listed_tokens import (
+from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.layout.upload import upload
+from executor_service.backends.torch_backend.cuda.picking.late_parts import LateParts, histories, stops
+from executor_service.backends.torch_backend.cuda.picking.late_plan import first_length, plan_late
+from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (
     Biases,
     bias_launch,
     stop_launches,
 )
-from executor_service.backends.torch_backend.cuda.logprobs import ChosenTokens, Measures, measure
-from executor_service.backends.torch_backend.cuda.penalties import penalty_launches
-from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
-from executor_service.backends.torch_backend.cuda.upload import upload
-from executor_service.backends.torch_backend.sampler import ranked
+from executor_service.backends.torch_backend.cuda.picking.logprobs import ChosenTokens, Measures, measure
+from executor_service.backends.torch_backend.cuda.picking.penalties import penalty_launches
+from executor_service.backends.torch_backend.ops.sampler import ranked
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
 

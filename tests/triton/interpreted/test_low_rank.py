@@ -13,23 +13,23 @@ import torch
 
 from executor_service.adapters.weights import LowRankChange, make_weights
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.cuda.adapted_tokens import AdaptedTokens, tile_tokens
-from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.low_rank import TableChanges
-from executor_service.backends.torch_backend.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.low_rank import (
+from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import AdaptedTokens, tile_tokens
+from executor_service.backends.torch_backend.cuda.linear.device_adapters import CudaLowRank
+from executor_service.backends.torch_backend.cuda.linear.low_rank import TableChanges
+from executor_service.backends.torch_backend.model.shard import Whole
+from executor_service.backends.torch_backend.model.slot_adapters import SlotAdapters
+from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
+from executor_service.backends.torch_backend.ops.low_rank import (
     AdaptedRows,
     AdapterShape,
     LayerChanges,
     LinearPart,
     PartFactors,
 )
+from executor_service.backends.torch_backend.ops.quantized import Format, Int8
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
-from executor_service.backends.torch_backend.quantized import Format, Int8
-from executor_service.backends.torch_backend.shard import Whole
-from executor_service.backends.torch_backend.slot_adapters import SlotAdapters
 from tests.gpu.shapes import spec_of
 from tests.support.untyped import present
 from tests.unit.executor.rows import make_row

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import drawing
-from executor_service.backends.torch_backend.cuda import pick as triton_pick
-from executor_service.backends.torch_backend.cuda.exclude import exclude_launch
-from executor_service.backends.torch_backend.cuda.gumbel_noise import gumbel_noise
-from executor_service.backends.torch_backend.cuda.pick import PickRows, pick
-from executor_service.backends.torch_backend.kernels import PlainKernels
-from executor_service.backends.torch_backend.sampler import sample
+from executor_service.backends.torch_backend.cuda.picking import pick as triton_pick
+from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.picking.gumbel_noise import gumbel_noise
+from executor_service.backends.torch_backend.cuda.picking.pick import PickRows, pick
+from executor_service.backends.torch_backend.ops import drawing
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.ops.sampler import sample
 from executor_service.contract import noise
 from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import MIN_TEMPERATURE, OutputMode, Sampling

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.cuda.few_rows import MAX_ROWS
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.cuda.quantized import fused, scale_launch
-from executor_service.backends.torch_backend.kernels import PlainKernels
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.cuda.linear.quantized import fused, scale_launch
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,12 @@ import torch
 from transformers import Qwen3Config
 
 from executor_service.backends.base import ForwardRow, PendingForward
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.cuda.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
-from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.shard import Whole
+from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
+from executor_service.backends.torch_backend.model.host_runner import HostRunner
+from executor_service.backends.torch_backend.model.shard import Whole
 from executor_service.contract.plan import OutputMode, RequestRefused, Sampling, StepResult
 from tests.model.tiny import save_random
 from tests.support.untyped import present

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from executor_service.backends.base import Backend, PromptOutputs
-from executor_service.backends.followers import Followers
-from executor_service.backends.ranks import Rank, listen
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.host_runner import HostRunner
-from executor_service.backends.torch_backend.kernels import PlainKernels
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.model.host_runner import HostRunner
+from executor_service.backends.torch_backend.model.shard import Whole
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.parallel.followers import Followers
 from executor_service.backends.torch_backend.parallel.leader import LeaderBackend
-from executor_service.backends.torch_backend.shard import Whole
+from executor_service.backends.torch_backend.parallel.ranks import Rank, listen
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Fork, OutputMode, Sampling
 from executor_service.steps.engine import Engine

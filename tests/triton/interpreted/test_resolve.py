@@ -7,17 +7,17 @@ import torch
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.forward_rows import columns_of
-from executor_service.backends.torch_backend.batch import lay_out
-from executor_service.backends.torch_backend.cuda.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.resolve import Resolved, resolve
-from executor_service.backends.torch_backend.cuda.row_ends import RowEnds, accept_launch
-from executor_service.backends.torch_backend.cuda.rows import Tiling
-from executor_service.backends.torch_backend.cuda.step_buffer import (
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
+from executor_service.backends.torch_backend.cuda.layout.resolve import Resolved, resolve
+from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
+from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
     StepBuffer,
     StepShape,
     numbers_of,
 )
-from executor_service.backends.torch_backend.cuda.token_pages import TokenPages
+from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
+from executor_service.backends.torch_backend.ops.batch import lay_out
 from executor_service.contract import noise
 from executor_service.contract.plan import OutputMode, Sampling
 

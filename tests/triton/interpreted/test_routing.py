@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import routing
-from executor_service.backends.torch_backend.cuda.routing import route
+from executor_service.backends.torch_backend.cuda.linear.routing import route
+from executor_service.backends.torch_backend.ops import routing
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -8,7 +8,7 @@ import pytest
 import triton
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.cuda.toolchain import check_toolchain
+from executor_service.backends.torch_backend.cuda.launch.toolchain import check_toolchain
 
 
 class Driver:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from executor_service.backends.acceptance import mask_late, resolved
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.following import mask_late, resolved
-from executor_service.backends.oracle import OracleBackend
-from executor_service.backends.paged_attention import PagedAttentionBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
+from executor_service.backends.reference.paged_attention import PagedAttentionBackend
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode
 from tests.unit.executor.fakes import FakeBackend

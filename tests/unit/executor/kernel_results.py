@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.threads.work import work
-from executor_service.backends.torch_backend.drawing import Filters
-from executor_service.backends.torch_backend.kernels import AttentionShape, AttentionWeights
-from executor_service.backends.torch_backend.low_rank import (
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.drawing import Filters
+from executor_service.backends.torch_backend.ops.kernels import AttentionShape, AttentionWeights
+from executor_service.backends.torch_backend.ops.low_rank import (
     AdaptedRows,
     AdapterShape,
     LinearPart,

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.stored_names import place_in_gguf
-from executor_service.backends.torch_backend.weights import expected_shapes
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.stored_names import place_in_gguf
+from executor_service.backends.torch_backend.files.weights import expected_shapes
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.backends.torch_backend.cuda.adapted_tokens import TILE_TOKENS, max_tiles, tile_tokens
+from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import (
+    TILE_TOKENS,
+    max_tiles,
+    tile_tokens,
+)
 
 
 def test_tokens_are_cut_into_tiles_of_one_slot_each() -> None:

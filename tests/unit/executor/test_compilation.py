@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from numba.core import event
 
-from executor_service.backends.torch_backend.compilation import compilation_told
+from executor_service.backends.torch_backend.cpu.threads.compilation import compilation_told
 from executor_service.backends.torch_backend.cpu.threads.dispatch import COMMON, compiled_function
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.backends.torch_settings import TorchSettings
+from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.config import ExecutorConfig
 
 ORACLE = ["--backend", "oracle"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.kernels import GatedLinear, Kernels, Linear, PlainKernels
-from executor_service.backends.torch_backend.low_rank import (
+from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear, PlainKernels
+from executor_service.backends.torch_backend.ops.low_rank import (
     AdaptedRows,
     AdapterShape,
     LayerChanges,

@@ -10,17 +10,17 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32, gelu32
-from executor_service.backends.torch_backend.kernels import (
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
     Kernels,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.contract.plan import OutputMode, Sampling
 
 CPU, WITH_FP16_PAGES, WITH_INT8_PAGES = CpuKernels(2), CpuInt8Kernels(2), CpuKernels(2, torch.int8)

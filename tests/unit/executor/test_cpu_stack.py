@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.kernels import AttentionShape, AttentionWeights, Block
-from executor_service.backends.torch_backend.norms import Norms
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.model.norms import Norms
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.kernels import AttentionShape, AttentionWeights, Block
 from executor_service.contract.plan import OutputMode, Sampling
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 40, 56, 6, 2, 16, 1e-6

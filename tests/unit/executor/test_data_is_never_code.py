@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.unit.executor.model_files import write_model
 
 ROOT = Path(__file__).parents[3]

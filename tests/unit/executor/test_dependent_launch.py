@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
 from executor_service.backends.torch_backend import backend as backend_module
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.kernel_choice import check_dependent_launch
 
 CUDA = Path(backend_module.__file__).parent / "cuda"
@@ -29,7 +30,7 @@ def test_devices_without_it_are_refused_before_a_model_is_read(monkeypatch: pyte
 
 def test_every_kernel_that_is_launched_begins_with_begin_kernel() -> None:
     launched = 0
-    for path in CUDA.glob("*.py"):
+    for path in CUDA.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
         for call in nodes:

@@ -12,13 +12,14 @@ from paceline.executor.v1 import executor_pb2 as pb
 from tokenizers import Tokenizer
 
 from executor_service.backends.base import EmbeddingDefaults, EmbeddingPooling
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.embedding_files import (
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.embedding_files import (
     embedding_from_directory,
     embedding_from_gguf,
 )
-from executor_service.backends.torch_backend.gguf_file import GgufFile
-from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_gguf
+from executor_service.backends.torch_backend.files.gguf_file import GgufFile
+from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_gguf
 from executor_service.rpc.info import capabilities
 from tests.unit.executor.model_files import write_model
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.contract.plan import Abandoned, StepPlan
 from tests.support.engine_steps import BegunStep, begin
 from tests.unit.executor.deferred import DeferredBackend

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.contract.plan import (
     Fork,
     Opening,

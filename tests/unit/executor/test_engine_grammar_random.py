@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.contract.plan import Abandoned, Fork, Opening, Reason, Sampling, Truncate
 from tests.support import engine_steps
 from tests.unit.executor.fakes import limits

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.experts import EachExpert, GroupedExperts, experts
-from executor_service.backends.torch_backend.kernels import PlainKernels
-from executor_service.backends.torch_backend.routing import route
-from executor_service.backends.torch_backend.spec import MoeSpec
-from executor_service.backends.torch_backend.stacked_experts import sum_experts
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
+from executor_service.backends.torch_backend.model.experts import EachExpert, GroupedExperts, experts
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.ops.routing import route
+from executor_service.backends.torch_backend.ops.stacked_experts import sum_experts
 
 SILU = Activation.SILU
 CPU = torch.device("cpu")

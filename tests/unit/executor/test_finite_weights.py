@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from tests.unit.executor.model_files import change_tensors, refuses, write_gguf, write_model
 
 NAMES = [

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from executor_service.backends.torch_backend.generation import FALLBACK, gguf_defaults
-from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files.generation import FALLBACK, gguf_defaults
+from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_directory
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, write_config, write_model
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from executor_service.backends.torch_backend.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.rope.spec import Linear, RopeSpec
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
+from executor_service.backends.torch_backend.files.architecture.rope.spec import Linear, RopeSpec
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, write_gguf
 
 CHANGES = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.rope.spec import LongRope, RopeSpec
-from executor_service.backends.torch_backend.rope.tables import rope_tables
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.rope.spec import LongRope, RopeSpec
+from executor_service.backends.torch_backend.files.architecture.rope.tables import rope_tables
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.unit.executor.model_files import CONFIG, refuses, write_gguf
 
 LONG, SHORT = [1.5, 2.0, 3.0, 4.0], [1.0, 1.0, 1.25, 1.5]

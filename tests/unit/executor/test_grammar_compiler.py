@@ -12,7 +12,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.backends.byte_tokenizer import byte_tokenizer
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.contract.plan import Fork, Opening, Reason, Refusal
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
 from executor_service.rpc.codec.grammars import CompiledGrammars, sources_of

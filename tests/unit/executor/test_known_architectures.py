@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.rope.spec import LongRope, RopeSpec
-from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.rope.spec import LongRope, RopeSpec
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 
 _COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,

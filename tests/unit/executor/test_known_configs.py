@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from executor_service.backends.torch_backend.config_json import spec_from_config
-from executor_service.backends.torch_backend.rope.spec import Llama3, RopeSpec, Yarn
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.rope.spec import Llama3, RopeSpec, Yarn
 
 _LLAMA_3: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

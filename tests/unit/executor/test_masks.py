@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_service.backends.numpy_sampler import sample
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.contract.masks import Masks, allowed_tokens, mask_bytes, read_masks
 from executor_service.contract.plan import OutputMode, Row, Sampling
 from tests.unit.executor.fakes import limits

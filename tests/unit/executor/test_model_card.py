@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.files.model_card import (
     MAX_ENTRIES,
     MAX_ENTRY_BYTES,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import safetensors_dir, weights
-from executor_service.backends.torch_backend.gguf_file import GgufFile
-from executor_service.backends.torch_backend.safetensors_dir import SafetensorsDirectory
-from executor_service.backends.torch_backend.spec import ModelSpec
-from executor_service.backends.torch_backend.stored_names import Place, place_in_gguf
-from executor_service.backends.torch_backend.tokenizer_files import tokenizer_from_directory
-from executor_service.backends.torch_backend.weights import open_checkpoint
+from executor_service.backends.torch_backend.files import safetensors_dir, weights
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.gguf_file import GgufFile
+from executor_service.backends.torch_backend.files.safetensors_dir import SafetensorsDirectory
+from executor_service.backends.torch_backend.files.stored_names import Place, place_in_gguf
+from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_directory
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from executor_service.files import safetensors_header
 from tests.unit.executor.model_files import refuses, write_gguf, write_model
 
@@ -163,7 +163,7 @@ def test_a_gguf_array_of_too_many_items_is_refused_before_the_first_is_read(
 
 
 def test_gguf_arrays_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_service.backends.torch_backend.gguf_file._MAX_ITEMS", 1000)
+    monkeypatch.setattr("executor_service.backends.torch_backend.files.gguf_file._MAX_ITEMS", 1000)
     half = array("a", STRING, 600) + bytes(8 * 600)
     with pytest.raises(ModelError, match="'b' claims 600 items"):
         GgufFile(write_metadata(tmp_path / "x.gguf", half, array("b", STRING, 600) + bytes(8 * 600)))

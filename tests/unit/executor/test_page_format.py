@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.kernels import (
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
     Kernels,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.layer_cache import copy_keys_and_values
-from executor_service.backends.torch_backend.page_format import (
+from executor_service.backends.torch_backend.ops.layer_cache import copy_keys_and_values
+from executor_service.backends.torch_backend.ops.page_format import (
     LARGEST,
     get,
     plain_cache,

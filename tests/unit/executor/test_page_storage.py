@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from executor_service.backends.resident import resident_bytes
-from executor_service.backends.torch_backend.page_format import page_storage
+from executor_service.backends.torch_backend.ops.page_format import page_storage
 
 MB = 1 << 20
 CPU = torch.device("cpu")

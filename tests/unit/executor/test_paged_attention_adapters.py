@@ -11,7 +11,7 @@ import pytest
 from executor_service.adapters.weights import PARENTS, AdapterWeights, LowRankChange, make_weights
 from executor_service.backends.base import PromptOutputs
 from executor_service.backends.numpy_sampler import log_softmax
-from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
+from executor_service.backends.reference.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.plan import OutputMode
 from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row

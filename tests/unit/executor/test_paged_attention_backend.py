@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
+from executor_service.backends.reference.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.plan import OutputMode
 from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.kernels import PlainKernels, PlainLinear
-from executor_service.backends.torch_backend.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels, PlainLinear
+from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8
 from tests.bench.perplexity import SameInt8
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.config import ExecutorConfig
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.plan import Fork, Opening, Reason, Release, RowResult, Sampling, TokenIds

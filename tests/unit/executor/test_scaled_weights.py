@@ -9,9 +9,9 @@ from torch.nn import functional
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.layers.linear_int8 import unpack
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16
-from executor_service.backends.torch_backend.kernels import PlainKernels
-from executor_service.backends.torch_backend.quantized import Fp8, Int8
-from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 
 CPU, INT8 = CpuKernels(2), CpuInt8Kernels(2)
 FP8 = torch.float8_e4m3fn

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from executor_service.adapters.weights import PARENTS, AdapterWeights, LowRankChange, make_weights
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend import TorchBackend, TorchConfig
-from executor_service.backends.torch_backend.weights import Checkpoint, expected_shapes, open_checkpoint
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.weights import Checkpoint, expected_shapes, open_checkpoint
 from tests.model.random_adapters import random_adapter
 from tests.unit.executor.model_files import write_config, write_gguf, write_model
 from tests.unit.executor.rows import last_logits, make_row

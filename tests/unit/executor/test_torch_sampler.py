@@ -13,9 +13,9 @@ from numba import njit
 
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend import drawing, gumbel, sampler
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
 from executor_service.backends.torch_backend.cpu.rowwise import sampling as cpu_sampler
+from executor_service.backends.torch_backend.ops import drawing, gumbel, sampler
 from executor_service.contract import noise as reference_noise
 from executor_service.contract.masks import Masks, allowed_tokens, mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.numpy_sampler import sample_rows
-from executor_service.backends.torch_backend import sampler as torch_sampler
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
+from executor_service.backends.torch_backend.ops import sampler as torch_sampler
 from executor_service.contract import noise
 from executor_service.contract.plan import Opening, OutputMode, Row, Sampling, StepPlan
 from executor_service.steps.engine import Engine

@@ -16,9 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.clocked_oracle import oracle_of
-from executor_service.backends.oracle import OracleBackend
-from executor_service.backends.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
+from executor_service.backends.oracle_backend.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
 from executor_service.contract.plan import (
     Opening,
     Reason,

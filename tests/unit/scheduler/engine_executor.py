@@ -10,9 +10,9 @@ from paceline.executor.v1 import executor_pb2 as pb
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import Backend
-from executor_service.backends.oracle import OracleBackend
-from executor_service.backends.oracle_settings import OracleSettings
-from executor_service.backends.paged_attention import PagedAttentionBackend, PagedAttentionConfig
+from executor_service.backends.oracle_backend.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.reference.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Opening, Release, Sampling, StepPlan
 from executor_service.grammar.source import GrammarSource

@@ -28,7 +28,7 @@ from scheduler_service.errors import ErrorReason
 from scheduler_service.link.codec.adapters import decode_adapter
 from scheduler_service.link.executor import ExecutorLink
 from scheduler_service.link.pool import ExecutorPool
-from scheduler_service.link.wanted import WantedAdapters
+from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.metrics.adapters import MAX_ADAPTERS, OTHER, AdapterMetrics
 from scheduler_service.model import ServedAdapter
 from scheduler_service.rpc.codec.adapters import check_load, check_still_served, find_adapter

@@ -15,7 +15,7 @@ from scheduler_service.text.worker.__main__ import chat_ids
 from scheduler_service.text.worker.chat_template import ChatTemplateError
 from scheduler_service.text.worker.sent_json import SentJsonError
 from tests.unit.scheduler_shell.chat_styles import Style, byte_level
-from tests.unit.scheduler_shell.test_inert_chat import MAX_BYTES, control_ids
+from tests.unit.scheduler_shell.test_control_tokens_in_chats import MAX_BYTES, control_ids
 from tests.unit.scheduler_shell.tool_styles import CONVERSATION, TOOL_STYLES, TOOLS, call
 
 names = pytest.mark.parametrize("name", TOOL_STYLES)

@@ -12,7 +12,7 @@ from paceline.service.identity import token_hash
 from paceline.service.secrets import parse_secrets
 from paceline.service.settings import ServiceSettings
 
-from executor_service.backends.ranks import Rank
+from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerSettings
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.batch import Batch
 from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch, prepare_batch
 from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
@@ -36,8 +34,11 @@ from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
     TakeLargest,
 )
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
-from executor_service.backends.torch_backend.drawing import Filters
-from executor_service.backends.torch_backend.kernels import (
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.drawing import Filters
+from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
     Block,
@@ -45,11 +46,10 @@ from executor_service.backends.torch_backend.kernels import (
     Linear,
     RecordedBlocks,
 )
-from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.rank_sums import sum_in_order
-from executor_service.backends.torch_backend.routing import route
-from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight, plain
-from executor_service.backends.torch_backend.stacked_experts import SumExperts
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
+from executor_service.backends.torch_backend.ops.routing import route
+from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts
 from executor_service.contract.masks import Masks
 
 

@@ -12,31 +12,36 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.activation import Activation
-from executor_service.backends.torch_backend.batch import Batch
-from executor_service.backends.torch_backend.cuda import pointwise as triton_pointwise
-from executor_service.backends.torch_backend.cuda import routing as triton_routing
-from executor_service.backends.torch_backend.cuda.attention import (
+from executor_service.backends.torch_backend.cuda.attention.attention import (
     MAX_HEAD_DIM,
     new_arrivals,
     paged_attention,
 )
-from executor_service.backends.torch_backend.cuda.device_adapters import CudaLowRank
-from executor_service.backends.torch_backend.cuda.experts import sum_experts
-from executor_service.backends.torch_backend.cuda.linears import CudaLinear, NarrowLinear, WideLinear
-from executor_service.backends.torch_backend.cuda.quantized import fused
-from executor_service.backends.torch_backend.cuda.rank_sums import sum_parts
-from executor_service.backends.torch_backend.cuda.rotary import rotary_launch
-from executor_service.backends.torch_backend.cuda.rows import AttentionRows, Tiling, attention_rows, cut
-from executor_service.backends.torch_backend.kernels import (
+from executor_service.backends.torch_backend.cuda.attention.rotary import rotary_launch
+from executor_service.backends.torch_backend.cuda.layout.rows import (
+    AttentionRows,
+    Tiling,
+    attention_rows,
+    cut,
+)
+from executor_service.backends.torch_backend.cuda.linear import pointwise as triton_pointwise
+from executor_service.backends.torch_backend.cuda.linear import routing as triton_routing
+from executor_service.backends.torch_backend.cuda.linear.device_adapters import CudaLowRank
+from executor_service.backends.torch_backend.cuda.linear.experts import sum_experts
+from executor_service.backends.torch_backend.cuda.linear.linears import CudaLinear, NarrowLinear, WideLinear
+from executor_service.backends.torch_backend.cuda.linear.quantized import fused
+from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_parts
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
+from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
     Linear,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.layer_cache import LayerCache
-from executor_service.backends.torch_backend.quantized import Format
-from executor_service.backends.torch_backend.scaled_numbers import Weight, plain
+from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.quantized import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.scaled_numbers import Weight
-from executor_service.backends.torch_backend.spec import ModelSpec, QkNorm
-from executor_service.backends.torch_backend.stored_names import EMBEDDING, HEAD
-from executor_service.backends.torch_backend.weights import Checkpoint, Part
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.files.scaled_numbers import Weight
+from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD
+from executor_service.backends.torch_backend.files.weights import Checkpoint, Part
 
 
 @dataclass(frozen=True, slots=True)

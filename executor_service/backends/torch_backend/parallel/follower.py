@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from paceline.service.logs import Log
 
-from executor_service.backends.ranks import Rank
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, unpack_weights
@@ -15,6 +14,7 @@ from executor_service.backends.torch_backend.parallel.plan_buffer import (
     CollectiveCall,
     unpack_inputs,
 )
+from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 
 log = Log(__name__)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from executor_service.backends.ranks import LOOPBACK, Rank
+from executor_service.backends.torch_backend.parallel.ranks import LOOPBACK, Rank
 
 _LOAD = timedelta(hours=1)
 _IDLE = timedelta(days=3650)

@@ -22,21 +22,21 @@ from executor_service.backends.base import (
     Synchronous,
     TokenizerBundle,
 )
-from executor_service.backends.followers import Followers
-from executor_service.backends.ranks import Rank
 from executor_service.backends.resident import resident_bytes
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from executor_service.backends.torch_backend.parallel.adapter_buffer import SLOT, buffer_bytes, pack_weights
 from executor_service.backends.torch_backend.parallel.cut import Cut
+from executor_service.backends.torch_backend.parallel.followers import Followers
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.plan_buffer import (
     Body,
     CollectiveCall,
     pack_inputs,
 )
+from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
-from executor_service.backends.torch_backend.weights import open_checkpoint
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 

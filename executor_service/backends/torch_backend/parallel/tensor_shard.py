@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from executor_service.adapters.weights import PARENTS
 from executor_service.backends.base import ForwardRow, ModelError, RowOutput
-from executor_service.backends.torch_backend import sampler
-from executor_service.backends.torch_backend.kernels import Kernels, Linear
+from executor_service.backends.torch_backend.files.weights import Checkpoint
+from executor_service.backends.torch_backend.ops import sampler
+from executor_service.backends.torch_backend.ops.kernels import Kernels, Linear
 from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
 from executor_service.backends.torch_backend.parallel.group import Group
-from executor_service.backends.torch_backend.weights import Checkpoint
 
 
 class TensorShard:

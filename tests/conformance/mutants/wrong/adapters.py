@@ -6,7 +6,7 @@ from typing import Any
 
 from executor_service.adapters.slots import AdapterSlots, NoFreeSlot
 from executor_service.adapters.store import AdapterStore
-from executor_service.backends.oracle import OracleBackend
+from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from executor_service.backends import oracle
 from executor_service.backends.numpy_sampler import adjust
+from executor_service.backends.oracle_backend import oracle
 from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import Opening
 from executor_service.steps import commit, forwards

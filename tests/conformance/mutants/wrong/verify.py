@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor_service.backends import clocked_oracle
+from executor_service.backends.oracle_backend import clocked_oracle
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.commit import StepCommit
 from tests.conformance.kit.target import SLOW

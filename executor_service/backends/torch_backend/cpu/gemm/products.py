@@ -14,7 +14,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm import (
     tile_bf16,
     tile_fp16,
@@ -43,6 +42,7 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
     tile_rows,
 )
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, gelu32, silu32
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 Array = NDArray[np.float32]
 ComputeChunk = Callable[[int, int], None]

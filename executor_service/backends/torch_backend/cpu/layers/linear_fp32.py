@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp32
 from executor_service.backends.torch_backend.cpu.gemm.products import (
     Multiply,
@@ -32,6 +31,7 @@ from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 _MULTIPLY: Mapping[torch.dtype, type[Multiply]] = {
     torch.float32: MultiplyFp32,

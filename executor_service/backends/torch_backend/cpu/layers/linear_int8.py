@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp16
 from executor_service.backends.torch_backend.cpu.gemm.products import MultiplyGatedInt8, MultiplyInt8
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QuantizeRows
@@ -28,7 +27,8 @@ from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
-from executor_service.backends.torch_backend.scaled_numbers import ScaledNumbers, Weight
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 
 _PACKED_AT_ONCE = 256 * LANES  # rows of W, so that packing takes little memory beside the result
 

@@ -13,7 +13,7 @@ from executor_service.backends.torch_backend.cpu.gemm.low_rank import CHANGE_BYT
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import pack_panels
 from executor_service.backends.torch_backend.cpu.primitives.records import WORD_BYTES, address_of, words_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES
-from executor_service.backends.torch_backend.low_rank import (
+from executor_service.backends.torch_backend.ops.low_rank import (
     PART_NAMES,
     STACKS,
     AdapterShape,

@@ -26,7 +26,7 @@ from executor_service.backends.torch_backend.cpu.layers.threaded_linear import N
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import MAX_ROWS
 from executor_service.backends.torch_backend.cpu.threads.dispatch import require
-from executor_service.backends.torch_backend.low_rank import (
+from executor_service.backends.torch_backend.ops.low_rank import (
     PART_NAMES,
     STACKS,
     AdaptedRows,

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from executor_service.backends.torch_backend.activation import Activation
 from executor_service.backends.torch_backend.cpu.gemm.bias import AddBias
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import Groups, LowRank, ShrinkRows
 from executor_service.backends.torch_backend.cpu.gemm.products import Multiply, MultiplyGated
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record, address_of
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 _CHUNKS_PER_THREAD = 8  # of a product: so that other threads take over the work of a delayed one
 

@@ -1,0 +1,1 @@
+"""Paged attention, and what writes its keys and values."""

@@ -1,0 +1,1 @@
+"""How a Triton kernel is launched, and what that needs of the machine."""

@@ -1,0 +1,1 @@
+"""Linear layers, experts and adapters, with what stands between them."""

@@ -1,0 +1,66 @@
+"""Linear layers of 16 and 32 bits on CUDA: the product is chosen by the number of rows.
+
+Layers with int8 or fp8 weights are in `quantized.py`, and choose in the same way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, few_rows_launch
+from executor_service.backends.torch_backend.ops.kernels import PlainLinear
+from executor_service.backends.torch_backend.ops.low_rank import LinearChange
+
+
+class CudaLinear(PlainLinear):
+    """x W^T + b, in fp32. Without b, `add_to` is accumulated by the matrix product, in one launch."""
+
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
+    ) -> torch.Tensor:
+        if add_to is None or self._bias is not None:
+            return super().__call__(x, add_to, change)
+        out = add_to.addmm_(x, self.weight.T)
+        if change is not None:
+            change.add(x, out)
+        return out
+
+
+class NarrowLinear(CudaLinear):
+    """As CudaLinear, in 16 bits. Up to MAX_ROWS rows have a product of their own, which reads weights once.
+
+    That one accumulates `add_to` with a bias, too.
+    """
+
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
+    ) -> torch.Tensor:
+        if len(x) > MAX_ROWS:
+            return super().__call__(x, add_to, change)
+        out = x.new_empty(len(x), len(self.weight)) if add_to is None else add_to
+        few_rows(x, self.weight, self._bias, out, add=add_to is not None)
+        if change is not None:
+            change.add(x, out)
+        return out
+
+
+class WideLinear(PlainLinear):
+    """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
+
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
+    ) -> torch.Tensor:
+        assert change is None  # no adapter changes the output layer
+        if len(x) > MAX_ROWS:
+            out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        else:
+            out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
+            few_rows(x, self.weight, None, out, add=False)
+        return out if add_to is None else add_to.add_(out)
+
+
+def few_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, add: bool
+) -> None:
+    """As `few_rows_launch`; columns of x may lie apart."""
+    few_rows_launch(x if x.stride(1) == 1 else x.contiguous(), weight, bias, out, add=add).run()

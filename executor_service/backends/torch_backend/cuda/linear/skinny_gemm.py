@@ -1,0 +1,157 @@
+"""Matrix products of up to MAX_ROWS rows in Triton, which read each weight once.
+
+Such a product takes as long as its weights take to load. A program computes a few outputs of all rows. It
+goes over their weights in tiles, some of which are loaded ahead of use: memory is busy while as many bytes
+are on their way as it delivers in the time of one load (Little's law). Tests compile the kernels and count
+them. Matrix instructions multiply the tiles. Rows are eight columns of theirs, whatever their number is.
+
+**A row's result depends neither on the other rows nor on their number**, up to MAX_ROWS: it is computed by
+the same instructions in the same order. With int8 it is that of any number of rows, since sums are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+
+MAX_ROWS = 4
+"""Rows of a product; twice as many columns of a matrix instruction are enough for two digits."""
+
+_LINES = 2 * MAX_ROWS
+_OUTPUTS = 16  # of a program: what a matrix instruction has lines for
+_TILE_BYTES = 256  # of a weight row, loaded at once: two lines of the cache
+STAGES = 7  # gives six buffers, of which five may be on their way
+WARPS = 2
+_TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
+
+
+@triton.jit
+def sums_of_rows(
+    sums, x, weight, column, there, line, real, k, x_stride, inputs: tl.constexpr, factor: tl.constexpr
+):  # fmt: skip
+    """sums + weight rows `column` [outputs] times the lines of x [lines]: [outputs, lines]."""
+    w = weight + column.to(tl.int64) * k
+    for first in range(0, k, inputs):
+        at = first + tl.arange(0, inputs)
+        known = at < k
+        factors = tl.load(w[:, None] + at[None, :], mask=there[:, None] & known[None, :], other=0.0)
+        numbers = tl.load(
+            x + line[None, :] * x_stride + at[:, None], mask=known[:, None] & real[None, :], other=0.0
+        )
+        sums = tl.dot(factors.to(factor), numbers.to(factor), sums, out_dtype=sums.dtype)
+    return sums
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _few_rows_kernel(
+    out, x, weight, bias, rows, n, k, x_stride,
+    biased: tl.constexpr, add: tl.constexpr,
+    outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs): x W^T of all rows, in fp32, plus a bias, plus `out` with `add`."""
+    begin_kernel()
+    column = tl.program_id(0) * outputs + tl.arange(0, outputs)
+    line = tl.arange(0, lines)
+    there, real = column < n, line < rows
+    sums = tl.zeros([outputs, lines], tl.float32)
+    sums = sums_of_rows(sums, x, weight, column, there, line, real, k, x_stride, inputs, factor)
+    if biased:
+        sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[:, None]
+    place, mask = out + line[None, :] * n + column[:, None], there[:, None] & real[None, :]
+    if add:
+        sums += tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _few_scaled_rows_kernel(
+    out, x, weight, x_scales, weight_scales, rows, n, k, x_stride,
+    digits: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr,
+    factor: tl.constexpr, total: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs): x W^T of all rows, scaled as by `_scale_kernel`; sums have dtype `total`.
+
+    The low digits of all rows follow their high digits in x. In the product, the lines of high digits are the
+    first half and those of low digits the second one.
+    """
+    begin_kernel()
+    column = tl.program_id(0) * outputs + tl.arange(0, outputs)
+    half: tl.constexpr = lines // 2
+    line = tl.arange(0, lines)
+    there, real = column < n, (line % half < rows) & (line < digits * half)
+    sums = tl.zeros([outputs, lines], total)
+    source = line // half * rows + line % half
+    sums = sums_of_rows(sums, x, weight, column, there, source, real, k, x_stride, inputs, factor)
+    high, low = tl.split(tl.permute(tl.reshape(sums, [outputs, 2, half]), (0, 2, 1)))
+    wide = high.to(tl.float32)
+    if digits == 2:
+        wide = 256 * wide + low.to(tl.float32)
+    row = tl.arange(0, half)
+    mask = there[:, None] & (row < rows)[None, :]
+    wide *= tl.load(x_scales + row, mask=row < rows, other=0.0)[None, :]
+    wide *= tl.load(weight_scales + column, mask=there, other=0.0)[:, None]
+    tl.store(out + row[None, :] * n + column[:, None], wide.to(out.dtype.element_ty), mask=mask)
+
+
+def few_rows_launch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, add: bool
+) -> Launch:
+    """The launch of x W^T + bias, with `add` added to `out`, rounded once.
+
+    x [rows, k] bf16 or fp16, of at most MAX_ROWS rows, with contiguous columns; weight [n, k] and bias [n],
+    in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous.
+    """
+    n, k = weight.shape
+    return Launch(
+        _few_rows_kernel,
+        (-(-n // _OUTPUTS), 1, 1),
+        {
+            "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
+            "rows": x.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
+        },
+        {"biased": int(bias is not None), "add": int(add), **tiles(weight, x.dtype)},
+        warps=WARPS,
+        stages=STAGES,
+    )  # fmt: skip
+
+
+def few_scaled_rows_launch(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    out: torch.Tensor,
+) -> Launch:
+    """The launch of `Format.product` for at most MAX_ROWS rows.
+
+    x [digits * rows, k] and weight [n, k], int8 or fp8; x_scales fp32 [rows, 1], weight_scales fp32 [1, n];
+    out [rows, n]. All are contiguous. fp8 numbers are multiplied as fp16, which has all of them.
+    """
+    n, k = weight.shape
+    exact = weight.dtype == torch.int8
+    return Launch(
+        _few_scaled_rows_kernel,
+        (-(-n // _OUTPUTS), 1, 1),
+        {
+            "out": out, "x": x, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales,
+            "rows": x_scales.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
+        },
+        {
+            "digits": x.shape[0] // x_scales.shape[0], "total": tl.int32 if exact else tl.float32,
+            **tiles(weight, torch.int8 if exact else torch.float16),
+        },
+        warps=WARPS,
+        stages=STAGES,
+    )  # fmt: skip
+
+
+def tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
+    """Constants that such kernels have; `factor`: the dtype of products."""
+    return {
+        "outputs": _OUTPUTS, "inputs": _TILE_BYTES // weight.element_size(), "lines": _LINES,
+        "factor": _TRITON_TYPES[factor],
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Steps that run ahead of the host: launched, captured as graphs, repeated on other ranks."""

@@ -1,0 +1,149 @@
+"""`spec_from_config`: the spec of a Hugging Face directory, from its config.json.
+
+Fields and their defaults are those of the architecture's configuration in transformers 5 (`families.py`). A
+field that is neither read here nor listed in `config_fields.py` is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
+from executor_service.backends.torch_backend.files.architecture.config_windows import window_from_config
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
+from executor_service.backends.torch_backend.files.architecture.rope.from_config import (
+    rope_from_config,
+    ropes_from_config,
+    rotary_dim_from_config,
+)
+from executor_service.backends.torch_backend.files.architecture.spec import (
+    MAX_END_IDS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    ModelSpec,
+    MoeSpec,
+    QkNorm,
+    checked,
+)
+from executor_service.files.fields import Fields, shown
+
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "act_fn")
+_ACTIVATIONS = {
+    Activation.SILU: ("silu", "swish"),
+    Activation.GELU: ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+}
+
+
+def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], where: str) -> ModelSpec:
+    """The spec of a Hugging Face directory; `where` names the file in errors. Raises ModelError.
+
+    `generation` is what generation_config.json holds; its end ids come first.
+    """
+    f = Fields(config, where)
+    architecture = f.get("model_type", None)
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
+        raise f.fault(f"model_type {shown(architecture)} is not supported, only {', '.join(FAMILIES)}")
+    family = FAMILIES[architecture]
+    for key, accepted in NEUTRAL.items():
+        if key not in family.fields:
+            f.only(key, accepted)
+    # The format of the weights is not about the spec: `checkpoints` reads it.
+    f.ignore(*HARMLESS, *family.fields, "quantization_config")
+    defaults = family.sizes
+
+    def size(key: str) -> int:
+        return f.size(key, defaults.get(key))
+
+    f.only("qkv_bias", (family.qkv_bias,))
+    for key in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
+        f.only(key, (family.qk_norm is not QkNorm.NONE,))
+    layers = f.size("num_hidden_layers", defaults["num_hidden_layers"], MAX_LAYERS)
+    positions = size("max_position_embeddings")
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    vocab_size = size("vocab_size")
+    attention_bias = f.flag("attention_bias", default=False)
+    end_ids = "eos_token_id", vocab_size, MAX_END_IDS
+    stops = Fields(generation, "generation_config.json").end_ids(*end_ids) or f.end_ids(*end_ids)
+    f.ignore("eos_token_id")
+    # Null means as many KV heads as heads; where the field is missing, the class has its own default.
+    kv_heads = heads if "num_key_value_heads" in config else defaults.get("num_key_value_heads", heads)
+    head_dim = f.size("head_dim", defaults.get("head_dim", max(hidden // heads, 1)))
+    rotary_dim = rotary_dim_from_config(f, head_dim, partial=family.partial_rotary)
+    if family.window is not None and family.window.rope_theta is not None:
+        theta, local_theta = family.rope_theta, family.window.rope_theta
+        rope, local_rope = ropes_from_config(f, rotary_dim, positions, theta, local_theta)
+    else:
+        rope = local_rope = rope_from_config(f, rotary_dim, positions, family.rope_theta)
+    context = max(rope.longest_context(positions), local_rope.longest_context(positions))
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=f.size("num_key_value_heads", kv_heads),
+        head_dim=head_dim,
+        intermediate_size=size("intermediate_size"),
+        context_length=context,
+        norm_eps=f.number("rms_norm_eps", family.norm_eps),
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=_attention_scale(f, family, head_dim),
+        activation=_activation(f, *family.activation),
+        rope=rope,
+        rotary_dim=rotary_dim,
+        qkv_bias=attention_bias or family.qkv_bias,
+        output_bias=attention_bias and not family.qkv_bias,
+        qk_norm=family.qk_norm,
+        tied_embeddings=f.flag("tie_word_embeddings", default=family.tied),
+        window=window_from_config(f, family.window, layers, context, local_rope),
+        moe=_moe(f, family, layers),
+        eos_token_ids=stops,
+    )
+    f.refuse_unread()
+    return checked(f, spec)
+
+
+def _attention_scale(f: Fields, family: Family, head_dim: int) -> float:
+    field = "query_pre_attn_scalar"
+    size = f.number(field, family.sizes[field]) if field in family.fields else float(head_dim)
+    return 1 / math.sqrt(size)
+
+
+def _activation(f: Fields, key: str, default: Activation) -> Activation:
+    for other in _ACTIVATION_KEYS:
+        if other != key:
+            f.only(other, _ACTIVATIONS[default])
+    value = f.get(key, _ACTIVATIONS[default][0])
+    for activation, names in _ACTIVATIONS.items():
+        if value in names:
+            return activation
+    known = ", ".join(name for names in _ACTIVATIONS.values() for name in names)
+    raise f.fault(f"{key} {shown(value)} is not supported, only {known}")
+
+
+def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
+    rule = family.mixture
+    if rule is None:
+        for key in ("num_experts", "num_local_experts"):
+            f.only(key, (0,))
+        return None
+    # transformers renamed num_experts to num_local_experts in version 5
+    names = [name for name in ("num_local_experts", "num_experts") if f.get(name, None) is not None]
+    if len({f.size(name, max_size=MAX_EXPERTS) for name in names}) > 1:
+        raise f.fault(f"num_experts {f.values['num_experts']} is not num_local_experts")
+    step, dense, normed = 1, frozenset[int](), True
+    if rule.chosen:
+        step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
+        normed = f.flag("norm_topk_prob", default=False)
+    return MoeSpec(
+        experts=f.size(names[0] if names else "num_experts", rule.experts, MAX_EXPERTS),
+        experts_per_token=f.size("num_experts_per_tok", rule.experts_per_token, MAX_EXPERTS),
+        intermediate_size=f.size(rule.size_field, family.sizes.get(rule.size_field)),
+        norm_topk_prob=normed,
+        sparse_layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+    )

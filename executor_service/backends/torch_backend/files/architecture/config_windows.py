@@ -1,0 +1,84 @@
+"""Which layers of a Hugging Face model see only a window of tokens, by its config.json.
+
+Source: the configurations and models of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
+from executor_service.backends.torch_backend.files.architecture.spec import WindowSpec
+from executor_service.files.fields import Fields, shown
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """How the models of an architecture read `sliding_window`, and which layers have it."""
+
+    size: int | None  # where config.json lacks the field; null there means no window
+    flagged: bool = False  # there is none without `use_sliding_window`
+    listed: bool = False  # `layer_types` names the layers; the fields below matter only without it
+    first: int | None = None  # default of `max_window_layers`, the first layer; None: not read, layer 0
+    period: int | None = None  # default of `sliding_window_pattern`: of so many layers the last one sees all
+    rope_theta: float | None = None  # default of `rope_local_base_freq`; None: the rope of other layers
+
+
+def window_from_config(
+    f: Fields, rule: WindowRule | None, layers: int, context: int, rope: RopeSpec
+) -> WindowSpec | None:
+    """The window, unless it is as long as the context; `rule`: None where an architecture has none.
+
+    rope: of the layers with the window. Raises ModelError, also where `layer_types` says otherwise than the
+    other fields.
+    """
+    f.ignore("use_sliding_window", "sliding_window", "max_window_layers")  # read where a window is in use
+    kinds = _kinds(f, layers)
+    sliding = frozenset(i for i, kind in enumerate(kinds or ()) if kind == _SLIDING)
+    size, chosen = None, frozenset[int]()
+    if rule is None:
+        f.only("use_sliding_window", (False,))
+        off = f.get("use_sliding_window", None) is not None
+        if not off and f.size("sliding_window", context) < context:
+            raise f.fault("sliding_window is not supported for this model_type")
+    else:
+        size = _size(f, rule)
+        chosen = sliding if kinds is not None and rule.listed else frozenset(_layers(f, rule, layers))
+    if size is None:
+        chosen = frozenset()
+    if kinds is not None and chosen != sliding:
+        raise f.fault(f"layer_types is {shown(list(kinds))}, the other fields about windows say otherwise")
+    if size is None or not chosen or (size >= context and rule is not None and rule.rope_theta is None):
+        return None
+    return WindowSpec(size, chosen, rope)
+
+
+def _size(f: Fields, rule: WindowRule) -> int | None:
+    used = f.flag("use_sliding_window", default=False) if rule.flagged else True
+    size = f.values.get("sliding_window", rule.size)
+    return f.size("sliding_window", size) if used and size is not None else None
+
+
+def _layers(f: Fields, rule: WindowRule, layers: int) -> list[int]:
+    first = 0 if rule.first is None else f.get("max_window_layers", rule.first)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise f.fault(f"max_window_layers is {shown(first)}, expected a number of layers")
+    if rule.period is None:
+        return [*range(first, layers)]
+    period = f.size("sliding_window_pattern", rule.period)
+    return [i for i in range(first, layers) if (i + 1) % period]
+
+
+def _kinds(f: Fields, layers: int) -> Sequence[str] | None:
+    given = f.get("layer_types", None)
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) < layers:
+        raise f.fault(f"layer_types is {shown(given)}, expected a list of {layers} types, num_hidden_layers")
+    unknown = [kind for kind in given if kind not in (_FULL, _SLIDING)]
+    if unknown:
+        raise f.fault(f"layer_types: {shown(unknown[0])} is not supported, only {_FULL} and {_SLIDING}")
+    return given[:layers]

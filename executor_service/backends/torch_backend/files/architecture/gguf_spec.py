@@ -1,0 +1,180 @@
+"""`spec_from_gguf`: the spec of a GGUF file, from its metadata and the names of its tensors.
+
+Source: the keys of the GGUF specification (github.com/ggml-org/ggml/blob/master/docs/gguf.md). Keys
+under the architecture's name are hyperparameters, so unknown ones are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
+from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import rope_from_gguf
+from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
+from executor_service.backends.torch_backend.files.architecture.spec import (
+    MAX_END_IDS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    ModelSpec,
+    MoeSpec,
+    WindowSpec,
+    checked,
+)
+from executor_service.files.fields import Fields, shown
+
+_GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
+# The first one of families with the same name: to llama.cpp Mistral is Llama.
+_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items()))}
+_BY_KEY = {"llama.expert_count": "mixtral", "olmo2.attention.sliding_window": "olmo3"}
+"""Architectures with another one's name in GGUF files, by keys that tell them apart unless they are 0."""
+_HARMLESS = (
+    "attention.layer_norm_epsilon",  # of norms that these architectures don't have
+    "pooling_type",  # of embeddings, not of logits
+    "rope.scaling.finetuned",
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), (0,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
+    **dict.fromkeys(("attention.output_scale", "attention.temperature_scale"), (0, 1)),
+    "attention.temperature_length": (0,),
+    "attention.causal": (True,),
+    "attention.shared_kv_layers": (0,),
+    "use_parallel_residual": (False,),
+    "tensor_data_layout": ("reference", "Meta AI original pth"),
+    "rope.scaling.alpha": (0, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "expert_gating_func": (0, 1),  # unset, softmax
+    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers"), (0,)),
+    **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), (0, 1)),
+    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
+}
+"""Keys that change the model's results, each with the values at which it changes nothing."""
+
+
+def spec_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, object],
+    rope_factors: Mapping[str, tuple[float, ...]],
+    where: str,
+) -> ModelSpec:
+    """The spec of a GGUF file; `rope_factors`: what `rope.from_gguf` needs of tensors. Raises ModelError."""
+    f = Fields(metadata, where)
+    name = f.get("general.architecture", None)
+    if name not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
+    architecture = _ARCHITECTURES[name]
+    for key, other in _BY_KEY.items():
+        if key.startswith(f"{name}.") and f.get(key, 0):
+            architecture = other
+    family = FAMILIES[architecture]
+    for key, accepted in _NEUTRAL.items():
+        f.only(f"{name}.{key}", accepted)
+    f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
+    layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
+    hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
+    head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
+    if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
+        raise f.fault(f"{name}.attention.value_length other than that of keys is not supported")
+    rotary_dim = f.size(f"{name}.rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and not family.partial_rotary:
+        raise f.fault(f"{name}.rope.dimension_count: rotating a part of each head is not supported")
+    context = f.size(f"{name}.context_length")
+    expected_scale = head_dim**-0.5
+    if architecture == "gemma3_text" and layers == _GEMMA3_27B_LAYERS:
+        expected_scale = (hidden // heads) ** -0.5
+    scale = f.get(f"{name}.attention.scale", 0)
+    if not isinstance(scale, (int, float)) or not (
+        scale == 0 or math.isclose(scale, expected_scale, rel_tol=1e-5)
+    ):
+        raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {expected_scale:g}")
+    tokens = f.get("tokenizer.ggml.tokens", None)
+    vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
+    moe = _moe(f, name, family, layers)
+    stops = tuple(
+        i
+        for kind in ("eos", "eot")
+        for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
+    )
+    rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors)
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=f.size(f"{name}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
+        context_length=rope.longest_context(context),
+        norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        norms=family.norms,
+        norm_offset=0.0,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=expected_scale,
+        activation=family.activation[1],
+        rope=rope,
+        rotary_dim=rotary_dim,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        qk_norm=family.qk_norm,
+        tied_embeddings="output.weight" not in tensors,
+        window=_window(f, name, family, layers, context, rope),
+        moe=moe,
+        eos_token_ids=tuple(dict.fromkeys(stops)),
+    )
+    f.refuse_unread(f"{name}.")
+    return checked(f, spec)
+
+
+def _window(
+    f: Fields, name: str, family: Family, layers: int, context: int, rope: RopeSpec
+) -> WindowSpec | None:
+    rule = family.window
+    size_key, pattern_key = f"{name}.attention.sliding_window", f"{name}.attention.sliding_window_pattern"
+    size, pattern = f.get(size_key, 0), f.get(pattern_key, rule.period if rule and rule.period else 0)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise f.fault(f"{size_key} is {shown(size)}, expected a number of tokens")
+    if rule is None or rule.flagged:  # llama.cpp computes none for these
+        if 0 < size < context:
+            raise f.fault(f"{size_key} {size} is not supported")
+        return None
+    if isinstance(pattern, list) and len(pattern) == layers and all(type(one) is bool for one in pattern):
+        sliding = frozenset(i for i, one in enumerate(pattern) if one)
+    elif isinstance(pattern, int) and not isinstance(pattern, bool) and pattern >= 0:
+        sliding = frozenset(i for i in range(layers) if not pattern or (i + 1) % pattern)
+    else:
+        raise f.fault(
+            f"{pattern_key} is {shown(pattern)}, expected a number, or a truth value for each layer"
+        )
+    if rule.rope_theta is not None:
+        # With one theta for all layers, windows have the file's, without its scaling (llama.cpp, of OLMo-3).
+        theta = rope.theta if rule.rope_theta == family.rope_theta else rule.rope_theta
+        rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", theta))
+    if not size or not sliding or (size >= context and rule.rope_theta is None):
+        return None
+    return WindowSpec(size, sliding, rope)
+
+
+def _moe(f: Fields, name: str, family: Family, layers: int) -> MoeSpec | None:
+    if family.mixture is None:
+        f.only(f"{name}.expert_count", (0,))
+        f.ignore(*(f"{name}.expert_{key}" for key in ("used_count", "feed_forward_length", "weights_norm")))
+        return None
+    normed = f.flag(f"{name}.expert_weights_norm", default=True)  # seldom said: llama.cpp always does
+    if not normed and not family.mixture.chosen:
+        raise f.fault(f"{name}.expert_weights_norm false is not supported")
+    size = f.get(f"{name}.feed_forward_length", None) if name == "llama" else None
+    return MoeSpec(
+        experts=f.size(f"{name}.expert_count", max_size=MAX_EXPERTS),
+        experts_per_token=f.size(f"{name}.expert_used_count", max_size=MAX_EXPERTS),
+        intermediate_size=f.size(f"{name}.expert_feed_forward_length", size),
+        norm_topk_prob=normed,
+        sparse_layers=frozenset(range(layers)),
+    )

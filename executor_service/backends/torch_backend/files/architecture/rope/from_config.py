@@ -1,0 +1,182 @@
+"""`rope_from_config`: rotary position embedding as config.json says it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from executor_service.backends.torch_backend.files.architecture.rope.spec import (
+    MAX_CONTEXT,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    RopeSpec,
+    Yarn,
+)
+from executor_service.files.fields import Fields, shown
+
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_OLD_NAMES = {"su": "longrope"}  # Phi-3's first files
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def rope_from_config(f: Fields, dim: int, positions: int, theta: float) -> RopeSpec:
+    """What `rope_parameters` says, and the fields of older files. Raises ModelError.
+
+    transformers 5 writes `rope_parameters`; before that, `rope_theta` stood beside `rope_scaling`, which
+    wins. dim: rotated elements of a head. positions: `max_position_embeddings`. theta: the architecture's
+    default.
+    """
+    given, key = _parameters(f)
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise f.fault(f"{key} with an object for each type of layer is not supported")
+    return _rope(f, Fields(given, f"{f.where}: {key}"), f.number("rope_theta", theta), dim, positions)
+
+
+def ropes_from_config(
+    f: Fields, dim: int, positions: int, theta: float, local_theta: float
+) -> tuple[RopeSpec, RopeSpec]:
+    """The same where layers with a window have a rotary embedding of their own (Gemma 3): theirs comes last.
+
+    `rope_parameters` has an object for each type of layer. In older files `rope_local_base_freq` is the theta
+    of layers with a window, and `rope_scaling` is for the others.
+    """
+    objects = f.get("rope_parameters", {})
+    scaling, local = f.get("rope_scaling", {}), f.number("rope_local_base_freq", local_theta)
+    if not isinstance(objects, Mapping) or not isinstance(scaling, Mapping):
+        raise f.fault("rope_parameters or rope_scaling is not an object")
+    thetas = {"full_attention": f.number("rope_theta", theta), "sliding_attention": local}
+    if unknown := [key for key in objects if key not in thetas]:
+        known = ", ".join(thetas)
+        raise f.fault(f"rope_parameters: {shown(unknown[0])} is not supported, only objects for {known}")
+    ropes = []
+    for kind, default in thetas.items():
+        given = objects.get(kind) or {}
+        if not isinstance(given, Mapping):
+            raise f.fault(f"rope_parameters: {kind} is not an object")
+        r = Fields({**given, **(scaling if kind == "full_attention" else {})}, f"{f.where}: {kind}")
+        ropes.append(_rope(f, r, default, dim, positions))
+    return ropes[0], ropes[1]
+
+
+def rotary_dim_from_config(f: Fields, head_dim: int, *, partial: bool) -> int:
+    """How many elements of a head are rotated; `partial`: it may be a part of them. Raises ModelError."""
+    given, key = _parameters(f)
+    outside, inside = f.number("partial_rotary_factor", 1.0), Fields(given, f"{f.where}: {key}")
+    share = inside.number("partial_rotary_factor", outside)
+    if share > 1 or (share < 1 and not partial):
+        where = inside if "partial_rotary_factor" in given else f
+        raise where.fault(f"partial_rotary_factor {share} is not supported, only 1")
+    return int(head_dim * share)
+
+
+def _parameters(f: Fields) -> tuple[Mapping[str, Any], str]:
+    """The object that says what is rotated how, and its name."""
+    given, key = f.get("rope_parameters", {}), "rope_parameters"
+    if scaling := f.get("rope_scaling", {}):
+        given, key = scaling, "rope_scaling"
+    if not isinstance(given, Mapping):
+        raise f.fault(f"{key} is not an object")
+    return given, key
+
+
+def _rope(f: Fields, r: Fields, theta: float, dim: int, positions: int) -> RopeSpec:
+    """What an object says; `f`: the fields beside it."""
+    theta = r.number("rope_theta", theta)
+    r.ignore("partial_rotary_factor")
+    kind = r.get("rope_type", r.get("type", "default"))
+    # The length that the model was first trained for. transformers prefers the field beside the object.
+    beside_original = f.get(_ORIGINAL, None)
+    rope = _scaled(r, str(kind), theta, dim, positions, beside_original and f.size(_ORIGINAL))
+    if (context := rope.longest_context(positions)) > MAX_CONTEXT:
+        raise r.fault(f"factor makes a context of {context} tokens, at most {MAX_CONTEXT} are supported")
+    r.refuse_unread(why=f"has no meaning for the rope type {shown(kind)}")
+    return rope
+
+
+def _scaled(
+    r: Fields, kind: str, theta: float, dim: int, positions: int, beside_original: int | None
+) -> RopeSpec:
+    def original() -> int:
+        inside = r.size(_ORIGINAL, positions)
+        return beside_original or inside
+
+    match _OLD_NAMES.get(kind, kind):
+        case "default":
+            return RopeSpec(theta)
+        case "linear":
+            return RopeSpec(theta, Linear(r.number("factor")))
+        case "llama3":
+            return RopeSpec(theta, _llama3(r, original()))
+        case "yarn":
+            return _yarn(r, theta, positions, original())
+        case "longrope":
+            return _longrope(r, theta, dim, positions, original())
+        case "dynamic":
+            if dim < 4:
+                raise r.fault("the rope type 'dynamic' needs at least 4 rotated elements of a head")
+            return RopeSpec(theta, DynamicNtk(r.number("factor"), positions))
+    raise r.fault(f"rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
+
+
+def _llama3(r: Fields, original_context: int) -> Llama3:
+    low, high = r.number("low_freq_factor"), r.number("high_freq_factor")
+    if not low < high:
+        raise r.fault(f"low_freq_factor {low} is not below high_freq_factor {high}")
+    return Llama3(r.number("factor"), low, high, original_context)
+
+
+def _yarn(r: Fields, theta: float, positions: int, original_context: int) -> RopeSpec:
+    """The attention factor is the paper's, unless the file gives one, or two scales to divide (DeepSeek)."""
+    if theta == 1.0:
+        raise r.fault("rope_theta 1 has no frequencies that yarn can tell apart")
+    r.ignore("finetuned")  # says of the first files whether the model was trained for it
+    factor = r.number("factor", positions / original_context)
+    fast, slow = r.number("beta_fast", 32.0), r.number("beta_slow", 1.0)
+    if fast < slow:
+        raise r.fault(f"beta_fast {fast} is below beta_slow {slow}")
+    scales = [r.number(key) if r.get(key, 0) else None for key in ("mscale", "mscale_all_dim")]
+    attention_factor = _mscale(factor)
+    if scales[0] and scales[1]:
+        attention_factor = _mscale(factor, scales[0]) / _mscale(factor, scales[1])
+    return RopeSpec(
+        theta,
+        Yarn(factor, original_context, fast, slow, r.flag("truncate", default=True)),
+        attention_factor=r.number("attention_factor", attention_factor),
+    )
+
+
+def _mscale(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _longrope(r: Fields, theta: float, dim: int, positions: int, original_context: int) -> RopeSpec:
+    """The attention factor is the paper's, unless the file gives one."""
+    factor = r.number("factor", positions / original_context)
+    attention_factor = 1.0
+    if factor > 1:
+        if original_context < 2:
+            raise r.fault(f"{_ORIGINAL} is {original_context}, of which longrope takes the logarithm")
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original_context))
+    return RopeSpec(
+        theta,
+        LongRope(
+            _factors(r, "short_factor", dim // 2), _factors(r, "long_factor", dim // 2), original_context
+        ),
+        attention_factor=r.number("attention_factor", attention_factor),
+    )
+
+
+def _factors(r: Fields, key: str, count: int) -> tuple[float, ...]:
+    values = r.get(key, None)
+    if values is None:
+        raise r.fault(f"{key} is missing")
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(type(v) in (int, float) and 0 < v < math.inf for v in values)
+    ):
+        raise r.fault(f"{key} is {shown(values)}, expected {count} positive numbers, one for each frequency")
+    return tuple(map(float, values))

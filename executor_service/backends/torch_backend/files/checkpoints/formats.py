@@ -1,0 +1,56 @@
+"""From a config.json's `quantization_config` to the tensors of its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from executor_service.backends.torch_backend.files.checkpoints.awq import AwqFormat
+from executor_service.backends.torch_backend.files.checkpoints.compressed_tensors import (
+    CompressedTensorsFormat,
+)
+from executor_service.backends.torch_backend.files.checkpoints.fp8 import Fp8Format
+from executor_service.backends.torch_backend.files.checkpoints.gptq import gptq_format
+from executor_service.backends.torch_backend.files.checkpoints.metadata import METADATA
+from executor_service.backends.torch_backend.files.checkpoints.quantized_directory import QuantizedDirectory
+from executor_service.backends.torch_backend.files.checkpoints.weight_format import WeightFormat
+from executor_service.backends.torch_backend.files.safetensors_dir import SafetensorsDirectory
+from executor_service.files.fields import Fields, shown
+
+FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
+    "fp8": Fp8Format,
+    "gptq": gptq_format,
+    "awq": AwqFormat,
+    "compressed-tensors": CompressedTensorsFormat,
+}
+"""Formats by their `quant_method`."""
+_KEY = "quantization_config"
+
+TensorDirectory = SafetensorsDirectory | QuantizedDirectory
+"""A directory's tensors, quantized or not."""
+
+
+def open_directory(path: Path, config: Mapping[str, Any], where: str) -> TensorDirectory:
+    """The tensors of a directory with this config.json, which `where` names. Raises ModelError."""
+    f = Fields(config, where)
+    given = f.get(_KEY, None)
+    if given is None:
+        return SafetensorsDirectory(path)
+    if not isinstance(given, Mapping):
+        raise f.fault(f"{_KEY} is {shown(given)}, expected an object")
+    q = Fields(given, f"{where}: {_KEY}")
+    method = q.get("quant_method", "bitsandbytes" if _is_bitsandbytes(given) else None)
+    if method is None:
+        raise q.fault("quant_method is missing")
+    if method not in FORMATS:
+        raise q.fault(f"quant_method {shown(method)} is not supported, only {', '.join(FORMATS)}")
+    form = FORMATS[method](q)
+    q.ignore(*METADATA)
+    q.refuse_unread()
+    return QuantizedDirectory(path, form)
+
+
+def _is_bitsandbytes(config: Mapping[str, Any]) -> bool:
+    """Whether the fields are those that transformers wrote for bitsandbytes before it wrote the method."""
+    return any(key.startswith(("load_in_", "_load_in_", "bnb_")) for key in config)

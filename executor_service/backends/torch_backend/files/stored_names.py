@@ -1,0 +1,101 @@
+"""Where a model's tensors are in its files, which may name them otherwise, or hold several in one.
+
+A model's own names are Hugging Face's of Llama, and of the architecture's own norms (`NormNames`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+_FUSED: Mapping[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Linear layers that files of `Family.fused` have in one, with the parts one after the other."""
+_GGUF_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_GGUF_LAYER_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+_GGUF_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")  # as in `NormNames`
+
+
+class Place(NamedTuple):
+    """Where a tensor is stored."""
+
+    name: str  # of the stored tensor
+    rows: slice | None = None  # of the stored tensor; None: all
+    all_rows: int = 0  # of the stored tensor, if it has several parts
+    expert: int | None = None  # its index in a stack of experts, the first dimension
+
+
+def place_in_directory(spec: ModelSpec, name: str) -> Place:
+    """The place of one of the model's tensors in a Hugging Face directory."""
+    if not name.startswith("model.layers."):
+        return Place(name)
+    place = _unfused(spec, name)
+    stored = place.name
+    for ours, theirs in FAMILIES[spec.architecture].renamed:
+        stored = stored.replace(ours, theirs)
+    return place._replace(name=stored)
+
+
+def place_in_gguf(spec: ModelSpec, name: str) -> Place:
+    """The place of one of the model's tensors in a GGUF file."""
+    if name in _GGUF_NAMES:
+        return Place(_GGUF_NAMES[name])
+    place = _unfused(spec, name)
+    layer, stem, suffix = _split(place.name)
+    if stem in spec.norms:
+        stored = _GGUF_NORMS[spec.norms.index(stem)]
+    elif stem.startswith("mlp.experts."):
+        _, _, expert, part = stem.split(".")
+        stored = _GGUF_LAYER_NAMES["mlp." + part] + "_exps"
+        place = place._replace(expert=int(expert))
+    else:
+        stored = _GGUF_LAYER_NAMES[stem]
+    return place._replace(name=f"blk.{layer}.{stored}.{suffix}")
+
+
+def _unfused(spec: ModelSpec, name: str) -> Place:
+    """The stored tensor that the file has instead of this one, by its own name, and the part of it."""
+    layer, stem, suffix = _split(name)
+    if FAMILIES[spec.architecture].fused:
+        for fused, parts in _FUSED.items():
+            if stem in parts:
+                sizes = [_rows(spec, part) for part in parts]
+                first = sum(sizes[: parts.index(stem)])
+                rows = slice(first, first + _rows(spec, stem))
+                return Place(f"model.layers.{layer}.{fused}.{suffix}", rows, sum(sizes))
+    return Place(name)
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A layer's number, the name within the layer, and "weight" or "bias"."""
+    _, _, layer, rest = name.split(".", 3)
+    stem, suffix = rest.rsplit(".", 1)
+    return layer, stem, suffix
+
+
+def _rows(spec: ModelSpec, part: str) -> int:
+    if part == "self_attn.q_proj":
+        return spec.heads * spec.head_dim
+    if part in ("self_attn.k_proj", "self_attn.v_proj"):
+        return spec.kv_heads * spec.head_dim
+    return spec.intermediate_size

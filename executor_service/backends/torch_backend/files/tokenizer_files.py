@@ -1,0 +1,199 @@
+"""`TokenizerBundle` from a model directory, or built from the metadata of a GGUF file.
+
+`add_bos` tells whether the model expects the bos token before plain text. Encode prompts with
+`add_special_tokens=False`, and put bos first where it is True; texts of embeddings get all tokens that the
+post-processor of tokenizer.json adds. Pre-tokenizer names are llama.cpp's
+(`tokenizer.ggml.pre`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.service.logs import Log
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.processors import PostProcessor
+
+from executor_service.backends.base import ModelError, TokenizerBundle
+from executor_service.backends.torch_backend.files.generation import (
+    GENERATION_CONFIG,
+    generation_defaults,
+    gguf_defaults,
+    name_ignored,
+)
+from executor_service.backends.torch_backend.files.gguf_file import GgufFile
+from executor_service.files.json_file import read_bounded, read_json
+
+log = Log(__name__)
+
+_MAX_TOKENIZER_BYTES = 64 << 20
+_MAX_TEMPLATE_BYTES = 1 << 20
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
+
+# The published split patterns of Llama 3 and Qwen2; they differ in how many digits make a group.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _split(pattern: str) -> PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _smollm() -> PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+_PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
+    "smollm": _smollm,
+    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "llama-bpe": lambda: _split(_LLAMA3),
+    "qwen2": lambda: _split(_QWEN2),
+}
+
+
+def tokenizer_from_directory(path: Path) -> TokenizerBundle:
+    """Read tokenizer.json, tokenizer_config.json and the chat template. Raises ModelError."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(f"{path.name}: tokenizer.json is missing: the model has no tokenizer")
+    raw = read_bounded(file, _MAX_TOKENIZER_BYTES)
+    try:
+        tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"tokenizer.json: {error}") from None
+    config = _optional_json(path / "tokenizer_config.json")
+    bos, eos = (_token_text(config.get(key)) for key in ("bos_token", "eos_token"))
+    starts = tokenizer.encode("x").ids[:1]
+    return TokenizerBundle(
+        tokenizer_json=raw,
+        chat_template=_chat_template(path, config),
+        bos_token=bos,
+        eos_token=eos,
+        add_bos=bool(bos) and starts == [tokenizer.token_to_id(bos)],
+        generation_defaults=_generation_defaults(path),
+    )
+
+
+def _generation_defaults(path: Path) -> dict[str, float]:
+    """What generation_config.json says. As in transformers, config.json stands in where it is missing."""
+    file = path / GENERATION_CONFIG
+    if file.exists():
+        config = read_json(file)
+        name_ignored(config, file.name)
+        return generation_defaults(config, file.name)
+    name_ignored(_optional_json(path / "config.json"), "config.json")
+    return generation_defaults({}, file.name)
+
+
+def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
+    """Build a byte-level BPE tokenizer from GGUF metadata. Raises ModelError."""
+    meta = file.metadata
+    kind = meta.get("tokenizer.ggml.model")
+    if kind is None:
+        raise file.fault("tokenizer.ggml.model is missing: the file has no tokenizer")
+    if kind != "gpt2":
+        raise file.fault(
+            f"the tokenizer model {str(kind)[:40]!r} is not supported, only gpt2 (byte-level BPE)"
+        )
+    pre = meta.get("tokenizer.ggml.pre", "gpt-2")
+    if pre not in _PRE_TOKENIZERS:
+        raise file.fault(
+            f"the pre-tokenizer {str(pre)[:40]!r} is not supported, only {', '.join(_PRE_TOKENIZERS)}"
+        )
+    tokens = _strings(file, "tokenizer.ggml.tokens")
+    merges: Any = [tuple(merge.split(" ")) for merge in _strings(file, "tokenizer.ggml.merges")]
+    types = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise file.fault("tokenizer.ggml.token_type does not fit tokenizer.ggml.tokens")
+    try:
+        model = BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # the library raises bare Exception
+        raise file.fault(f"tokenizer.ggml.merges: {error}") from None
+    tokenizer = Tokenizer(model)
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type in (_CONTROL, _USER_DEFINED):
+            special = token_type == _CONTROL
+            tokenizer.add_tokens([AddedToken(token, normalized=False, special=special)])
+    bos, eos = _token_of(file, tokens, "bos"), _token_of(file, tokens, "eos")
+    add_bos = bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos)
+    add_eos = bool(meta.get("tokenizer.ggml.add_eos_token", False)) and bool(eos)
+    tokenizer.post_processor = _post_processor(meta, bos if add_bos else "", eos if add_eos else "")
+    return TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(),
+        chat_template=str(meta.get("tokenizer.chat_template") or ""),
+        bos_token=bos,
+        eos_token=eos,
+        add_bos=add_bos,
+        generation_defaults=gguf_defaults(meta, file.path.name),
+    )
+
+
+def _post_processor(meta: Mapping[str, Any], begin: str, end: str) -> PostProcessor:
+    """Puts the bos token before a text and the eos token after it, as far as they are given."""
+    added = [(which, token) for which, token in (("bos", begin), ("eos", end)) if token]
+    return processors.TemplateProcessing(
+        single=[*(["bos"] if begin else []), "$A", *(["eos"] if end else [])],
+        special_tokens=[
+            {"id": which, "ids": [meta[f"tokenizer.ggml.{which}_token_id"]], "tokens": [token]}
+            for which, token in added
+        ],
+    )
+
+
+def _strings(file: GgufFile, key: str) -> list[str]:
+    values = file.metadata.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise file.fault(f"{key} is missing or not a list of strings")
+    return values
+
+
+def _token_of(file: GgufFile, tokens: list[str], which: str) -> str:
+    index = file.metadata.get(f"tokenizer.ggml.{which}_token_id")
+    if index is None:
+        return ""
+    if not isinstance(index, int) or not 0 <= index < len(tokens):
+        raise file.fault(f"tokenizer.ggml.{which}_token_id lies outside of the vocabulary")
+    return tokens[index]
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _token_text(value: Any) -> str:
+    if isinstance(value, Mapping):  # a serialized AddedToken
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return read_bounded(file, _MAX_TEMPLATE_BYTES).decode("utf-8")
+        except (ModelError, UnicodeDecodeError) as error:
+            log.warning("the model has no chats: its template can't be read", file=file.name, why=str(error))
+            return ""
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several templates, each with a name
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else ""

@@ -1,0 +1,349 @@
+"""`Checkpoint`: a model's spec and weights under one set of names, from a directory or a GGUF file.
+
+Names and shapes are Hugging Face's. When a checkpoint is opened, the name and shape of every tensor of the
+spec are checked, from the files' headers alone: nothing is allocated for a model that cannot be used. A
+tensor that the spec does not have is refused as well: in a GGUF file any, in a directory those of the head
+and the layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from paceline.service.logs import Log
+from paceline.service.model_name import model_name
+
+from executor_service.backends.base import ModelError, Progress
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
+from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.files.checkpoints.formats import open_directory
+from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
+from executor_service.backends.torch_backend.files.scaled_numbers import Weight
+from executor_service.backends.torch_backend.files.shape_fields import by_fields
+from executor_service.backends.torch_backend.files.stored_names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Place,
+    place_in_directory,
+    place_in_gguf,
+)
+from executor_service.files.json_file import read_json
+
+Shapes = dict[str, tuple[int, ...]]
+
+Part = tuple[slice, ...]
+"""A part of a tensor: a slice of each of its first dimensions, step 1."""
+
+_HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
+_STACK, _STACK_PARTS = "model.", ("embed_tokens.", "layers.", "norm.")  # all but the output layer
+_CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
+_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
+_MAX_FACTORS = 4096  # of rotary frequencies
+_COMPARED_ROWS = 4096  # of two matrices, read at once
+
+log = Log(__name__)
+
+
+class Checkpoint(Protocol):
+    """Weights on disk."""
+
+    name: str
+    spec: ModelSpec
+
+    @property
+    def quantization(self) -> str | None:
+        """The title of the format of its quantized weights; None: `read_weight` returns tensors only."""
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """A tensor or a part of it, by its Hugging Face name: in its stored dtype, or dequantized to fp32."""
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        """As `read`, of a linear layer's weight: as numbers and scales where it is stored so."""
+
+    def files(self) -> list[Path]:
+        """The files that hold the weights, in a fixed order."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a directory or a GGUF file and check it. Raises ModelError."""
+    try:
+        if path.is_dir():
+            return DirectoryCheckpoint(path)
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(4) == MAGIC:
+                    return GgufCheckpoint(path)
+            raise ModelError(f"{path.name}: neither a GGUF file nor a model directory")
+    except OSError as error:
+        raise ModelError(f"{path.name}: {error.strerror}") from None
+    raise ModelError(f"{path}: no such file or directory")
+
+
+def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a model of this spec."""
+    hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    yield EMBEDDING, (spec.vocab_size, hidden)
+    yield FINAL_NORM, (hidden,)
+    if not spec.tied_embeddings:
+        yield HEAD, (spec.vocab_size, hidden)
+    for i in range(spec.layers):
+        layer = f"model.layers.{i}."
+        yield from ((f"{layer}{norm}.weight", (hidden,)) for norm in spec.norms if norm)
+        for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+            yield f"{layer}self_attn.{part}.weight", (rows, hidden)
+            if spec.qkv_bias:
+                yield f"{layer}self_attn.{part}.bias", (rows,)
+        yield layer + "self_attn.o_proj.weight", (hidden, q)
+        if spec.output_bias:
+            yield layer + "self_attn.o_proj.bias", (hidden,)
+        if spec.qk_norm is not QkNorm.NONE:
+            together = spec.qk_norm is QkNorm.ALL
+            yield layer + "self_attn.q_norm.weight", (q if together else spec.head_dim,)
+            yield layer + "self_attn.k_norm.weight", (kv if together else spec.head_dim,)
+        if spec.moe and i in spec.moe.sparse_layers:
+            yield layer + "mlp.gate.weight", (spec.moe.experts, hidden)
+            for j in range(spec.moe.experts):
+                yield from _mlp_shapes(f"{layer}mlp.experts.{j}.", hidden, spec.moe.intermediate_size)
+        else:
+            yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size)
+
+
+def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
+    """SHA-256 of the weights' files, their format, the spec and the dtypes of the arithmetic."""
+    digest = hashlib.sha256()
+    files = checkpoint.files()
+    total = max(sum(file.stat().st_size for file in files), 1)
+    done = 0
+    for path in files:
+        with path.open("rb") as stream:
+            while chunk := stream.read(4 << 20):
+                digest.update(chunk)
+                done += len(chunk)
+                progress("fingerprinting weights", done / total)
+    spec = dataclasses.asdict(checkpoint.spec)
+    formats = [*dtypes] if checkpoint.quantization is None else [*dtypes, checkpoint.quantization]
+    digest.update(json.dumps([spec, *formats], sort_keys=True, default=sorted).encode())
+    return digest.digest()
+
+
+class DirectoryCheckpoint:
+    """A Hugging Face directory: config.json and safetensors files.
+
+    `tie_word_embeddings` means what it does in transformers: if the file has different tensors for embedding
+    and head, both are used, and one of the two may be missing. A model that was saved without its output
+    layer (Qwen3-Embedding) has names without "model.".
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path}: not a model directory: config.json is missing")
+        generation = path / "generation_config.json"
+        self.name = model_name(path)
+        config = read_json(path / "config.json")
+        self.spec = spec_from_config(
+            config, read_json(generation) if generation.exists() else {}, "config.json"
+        )
+        self._store = open_directory(path, config, "config.json")
+        self.quantization = self._store.title
+        self._stored = _whole_model_names(self._store.tensors)
+        self._places: dict[str, Place] = {}  # of tensors that are stored under other names
+        try:
+            self._check()  # an OSError of reading comes as a ModelError
+        except ModelError:
+            self.close()
+            raise
+
+    def _found(self) -> Shapes:
+        """The shapes of all tensors in the files, of the model's own by its names. Raises ModelError."""
+        found: Shapes = {name: self._store.tensors[stored].shape for name, stored in self._stored.items()}
+        parts: Shapes = {}
+        for name, _ in expected_shapes(self.spec):
+            place = place_in_directory(self.spec, name)
+            if place.name != name:
+                if place.name not in found:
+                    _check_shape(place.name, (), found, self.name)
+                shape = found[place.name]
+                if place.rows is not None:
+                    expected = place.all_rows, *shape[1:]
+                    _check_shape(place.name, expected, found, self.name)
+                    shape = place.rows.stop - place.rows.start, *shape[1:]
+                parts[name], self._places[name] = shape, place
+        for place in self._places.values():
+            found.pop(place.name, None)
+        return found | parts
+
+    def _check(self) -> None:
+        found = self._found()
+        if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
+            untied = dataclasses.replace(self.spec, tied_embeddings=False)
+            check_shapes(untied, found, self.name)
+            if not self._equal(EMBEDDING, HEAD):
+                log.warning("tie_word_embeddings is set, but lm_head.weight is another tensor: not tied")
+                self.spec = untied
+        elif self.spec.tied_embeddings and HEAD in found:
+            found[EMBEDDING] = found[HEAD]
+        check_shapes(self.spec, found, self.name)
+        for name in _unused(self.spec, found, self.name):
+            # GPTQ-for-LLaMa and its successors write biases for linear layers that have none.
+            if not (name.endswith(".bias") and not self.read(name).any()):
+                raise ModelError(
+                    f"{self.name}: tensor {name!r} is in the file, but config.json has no use for it"
+                    + by_fields(name)
+                )
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two matrices [vocabulary, hidden] are equal; reads some rows at a time."""
+        pieces = (slice(i, i + _COMPARED_ROWS) for i in range(0, self.spec.vocab_size, _COMPARED_ROWS))
+        return all(
+            torch.equal(self.read(one, (rows,)).float(), self.read(other, (rows,)).float()) for rows in pieces
+        )
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        return self._store.read(*self._stored_part(name, part))
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        return self._store.read_weight(*self._stored_part(name, part))
+
+    def _stored_part(self, name: str, part: Part | None) -> tuple[str, Part | None]:
+        """The stored tensor that has this part of one of the model's, and the part of it."""
+        place = self._places.get(name, Place(name))
+        stored = self._stored.get(place.name)
+        within = _within(place.rows, part)
+        return HEAD if stored is None and name == EMBEDDING else stored or name, within
+
+    def files(self) -> list[Path]:
+        return self._store.files
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class GgufCheckpoint:
+    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
+
+    quantization = None
+
+    def __init__(self, path: Path) -> None:
+        self.file = GgufFile(path)
+        try:
+            factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
+            self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
+            self.name = model_name(path)
+            self._check(path.name)
+        except ModelError:
+            self.close()
+            raise
+
+    def _check(self, where: str) -> None:
+        used = set(FACTOR_TENSORS)
+        for name, shape in expected_shapes(self.spec):
+            place = place_in_gguf(self.spec, name)
+            tensor = self.file.tensors.get(place.name)
+            found = {}
+            if tensor is not None and (place.expert is None or place.expert < tensor.shape[0]):
+                found[name] = tensor.shape if place.expert is None else tensor.shape[1:]
+            if place.rows is not None:
+                shape = place.all_rows, *shape[1:]
+            _check_shape(name, shape, found, where)
+            used.add(place.name)
+        for stored in self.file.tensors:
+            if stored not in used:
+                raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
+
+    def _factors(self, name: str) -> tuple[float, ...]:
+        """Divisors of the rotary frequencies, of a tensor that has one for each. Raises ModelError."""
+        shape = self.file.tensors[name].shape
+        if len(shape) != 1 or shape[0] > _MAX_FACTORS:
+            raise self.file.fault(f"tensor {name!r} has the shape {shape}, expected up to ({_MAX_FACTORS},)")
+        factors = self.file.read(name).copy()  # nothing of the file's mapping outlives it
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise self.file.fault(f"tensor {name!r}: the rotary factors are not all finite and positive")
+        return tuple(factors.tolist())
+
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
+        place = place_in_gguf(self.spec, name)
+        whole = self.file.read(place.name, place.expert)
+        tensor = torch.from_numpy((whole if place.rows is None else whole[place.rows]).copy())
+        for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
+            if FAMILIES[self.spec.architecture].gguf_pairs and f"self_attn.{layer}." in name:
+                # GGUF has the rows that are rotated together at 2i and 2i + 1; Hugging Face at i and i + d/2.
+                pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
+                tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+        return tensor if part is None else tensor[part].clone()
+
+    def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """As `read`: blocks are dequantized."""
+        return self.read(name, part)
+
+    def files(self) -> list[Path]:
+        return [self.file.path]
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _within(rows: slice | None, part: Part | None) -> Part | None:
+    """A part of some rows of a tensor, as a part of the tensor."""
+    if rows is None:
+        return part
+    first, *rest = part or (slice(None),)
+    begin, end, _ = first.indices(rows.stop - rows.start)
+    return slice(rows.start + begin, rows.start + end), *rest
+
+
+def _whole_model_names(stored: Collection[str]) -> dict[str, str]:
+    """The stored names of a directory's tensors, by those that they have in a model with an output layer."""
+    if EMBEDDING.removeprefix(_STACK) not in stored or EMBEDDING in stored:
+        return {name: name for name in stored}
+    return {_STACK + name if name.startswith(_STACK_PARTS) else name: name for name in stored}
+
+
+def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield prefix + "gate_proj.weight", (inner, hidden)
+    yield prefix + "up_proj.weight", (inner, hidden)
+    yield prefix + "down_proj.weight", (hidden, inner)
+
+
+def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
+    """Raises ModelError for the first tensor of the spec that is missing or has another shape."""
+    for name, shape in expected_shapes(spec):
+        _check_shape(name, shape, found, where)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -> None:
+    if name not in found:
+        raise ModelError(f"{where}: the tensor {name!r} is missing{by_fields(name)}")
+    if found[name] != shape:
+        raise ModelError(
+            f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}{by_fields(name)}"
+        )
+
+
+def _unused(spec: ModelSpec, found: Shapes, where: str) -> Iterator[str]:
+    """The tensors of the head or a layer that the spec does not have.
+
+    Layers beyond the spec's and the buffers of old files are left out. Raises ModelError for a classifier.
+    """
+    used = {name for name, _ in expected_shapes(spec)} | {HEAD}
+    if _CLASSIFIER in found:
+        raise ModelError(f"{where}: tensor {_CLASSIFIER!r} is a classification head, which is not supported")
+    for name in found:
+        layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
+        inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
+        if (inside or name == _HEAD_BIAS) and name not in used:
+            yield name

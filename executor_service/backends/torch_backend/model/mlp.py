@@ -1,0 +1,87 @@
+"""The MLP of a block: one that is gated, or a mixture of such."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
+from executor_service.backends.torch_backend.files.scaled_numbers import Weight
+from executor_service.backends.torch_backend.files.weights import Checkpoint
+from executor_service.backends.torch_backend.model.experts import experts
+from executor_service.backends.torch_backend.model.norms import Norms
+from executor_service.backends.torch_backend.model.shard import Shard
+from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
+from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, LayerChanges
+
+
+class Mlp:
+    """A gated MLP; `norm`: of its result."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        checkpoint: Checkpoint,
+        prefix: str,
+        norms: Norms,
+        norm: torch.Tensor | None,
+        shard: Shard,
+    ) -> None:
+        gate, up = (checkpoint.read_weight(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
+        self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation)
+        down = kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")])
+        self.down = shard.summed(kernels, down)
+        self.norm, self._norms = norm, norms
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += mlp(x)."""
+        inner = self.gated(x, change=changes.gated)
+        self._norms.add_linear(self.down, inner, self.norm, residual, changes.down)
+
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.gated.bytes() + self.down.bytes()
+
+
+class MixtureMlp:
+    """A mixture of gated MLPs; `norm`: of its result.
+
+    A token's experts are summed in the order of their numbers.
+    A shard has the whole router (`gate.weight`), and a part of each expert's `gate`, `up` and `down`.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        checkpoint: Checkpoint,
+        prefix: str,
+        norms: Norms,
+        norm: torch.Tensor | None,
+        moe: MoeSpec,
+        shard: Shard,
+    ) -> None:
+        self.moe, self.norm, self._norms, self._shard, self._kernels = moe, norm, norms, shard, kernels
+        self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")])
+
+        def read(expert: int) -> tuple[Weight, Weight, Weight]:
+            names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            gate, up, down = map(checkpoint.read_weight, names)
+            return gate, up, down
+
+        spec = checkpoint.spec
+        self.experts = experts(kernels, moe, spec.hidden_size, spec.activation, read)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += sum of the weighted experts of each token, which adapters do not change.
+
+        Both are [tokens, hidden].
+        """
+        shares, chosen = self._kernels.route(
+            self.router(x), self.moe.experts_per_token, renormalize=self.moe.norm_topk_prob
+        )
+        # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
+        total = self._shard.sum(self._kernels, self.experts(x, shares, chosen))
+        self._norms.add(total, self.norm, residual)
+
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.router.bytes() + self.experts.bytes()

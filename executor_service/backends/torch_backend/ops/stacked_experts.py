@@ -1,0 +1,51 @@
+"""The experts of a mixture with stacked weights, computed in two grouped matrix products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Gated MLPs: down(activation(gate x) * up x), in one dtype."""
+
+    gate_up: torch.Tensor  # [experts, 2 inner, hidden]: gate, then up
+    down: torch.Tensor  # [experts, hidden, inner]
+    activation: Activation
+
+
+class SumExperts(Protocol):
+    """A way to compute experts."""
+
+    def __call__(
+        self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, experts: StackedExperts
+    ) -> torch.Tensor:
+        """As `experts.Experts`."""
+
+
+def sum_experts(
+    x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, experts: StackedExperts
+) -> torch.Tensor:
+    """`SumExperts` in plain torch: tokens sorted by expert, then `grouped_product` twice."""
+    ids, places = chosen.flatten().sort(stable=True)
+    numbers = torch.arange(len(experts.down), device=x.device)
+    ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
+    gate, up = grouped_product(x[places // chosen.shape[1]], experts.gate_up, ends).chunk(2, dim=-1)
+    out = x.new_empty(len(places), x.shape[1])
+    out[places] = grouped_product(experts.activation.of(gate) * up, experts.down, ends)
+    weighted = out.view(*chosen.shape, -1).float() * shares[..., None]
+    return weighted.sum(1).to(x.dtype)
+
+
+def grouped_product(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Each row times its expert's weight, [rows, n].
+
+    rows [rows, k], sorted by expert; weights [experts, n, k]; ends int32 [experts]: of each expert's rows.
+    """
+    return functional.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
