@@ -12,12 +12,12 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
-from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.config import DTYPES, TorchConfig
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.checkpoints.formats import FORMATS as QUANTIZED
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
-from executor_service.backends.torch_backend.kernel_choice import DTYPES, FORMATS, check_spec
+from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole

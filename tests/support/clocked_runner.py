@@ -20,9 +20,8 @@ import torch
 from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
-from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, StepBuffer
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
-from executor_service.backends.torch_backend.cuda.run.graphs import Picked
 from executor_service.backends.torch_backend.ops.kernels import AttentionShape
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.contract.masks import Masks

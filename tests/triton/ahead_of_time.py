@@ -37,6 +37,7 @@ from executor_service.backends.torch_backend.cuda.layout.resolve import (
 )
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
 from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, weigh_launch
 from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
@@ -62,7 +63,7 @@ from executor_service.backends.torch_backend.cuda.picking.logprobs import (
     measure_launches,
 )
 from executor_service.backends.torch_backend.cuda.picking.penalties import Histories, penalty_launches
-from executor_service.backends.torch_backend.cuda.picking.pick import PickRows, pick_launches
+from executor_service.backends.torch_backend.cuda.picking.pick import pick_launches
 from executor_service.backends.torch_backend.cuda.picking.scatter_tokens import publish_launch
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache

@@ -22,12 +22,12 @@ from executor_service.backends.torch_backend.cuda.layout.host_step import HostSt
 from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked
 from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.layout.upload import Parts
 from executor_service.backends.torch_backend.cuda.picking import late_picks
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.run import prompt_vectors
-from executor_service.backends.torch_backend.cuda.run.graphs import Picked
 from executor_service.backends.torch_backend.cuda.run.prompt_vectors import PromptVectors
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.model.model import Model

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_service.backends.torch_backend.kernel_choice import DTYPES, KV_DTYPES
+import torch
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
+    "fp8": torch.bfloat16,  # dtype of all but the linear layers
+}
+"""Values of `--dtype`, and the dtype that activations have with each."""
+KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""
 
 
 @dataclass(frozen=True, slots=True)

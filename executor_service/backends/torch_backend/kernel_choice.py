@@ -7,22 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from executor_service.backends.base import ModelError, Progress
+from executor_service.backends.torch_backend.config import DTYPES, KV_DTYPES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.ops.capability import check_capability
 from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, check_fp8
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
-    "fp8": torch.bfloat16,  # dtype of all but the linear layers
-}
-"""Values of `--dtype`, and the dtype that activations have with each."""
 FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
-KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-"""Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""
 
 _MIN_DEPENDENT_LAUNCH_CAPABILITY = (9, 0)
 

@@ -13,7 +13,7 @@ from executor_service.backends.torch_backend import backend
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.layout.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
-from executor_service.backends.torch_backend.cuda.linear import skinny_gemm as few_rows
+from executor_service.backends.torch_backend.cuda.linear import skinny_gemm
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.run.graphs import shapes_of
 from executor_service.backends.torch_backend.model.model import Model
@@ -57,7 +57,7 @@ def test_what_is_captured_neither_reads_from_the_device_nor_sends_to_it(
         operations = defaultdict(set)
         for shape in every if (name, dtype, form) == RUNS[0] else every[::13]:
             watch = watched(buffered(runner, shape))
-            few = shape.tokens <= few_rows.MAX_ROWS  # whose products have kernels of their own
+            few = shape.tokens <= skinny_gemm.MAX_ROWS  # whose products have kernels of their own
             kind = few, shape.long_parts, -(-shape.outputs // LOGITS_ROWS), bool(shape.adapted_tiles)
             operations[kind].add(frozenset(watch.operations.items()))
     assert all(len(found) == 1 for found in operations.values())  # they do not depend on sizes
@@ -72,7 +72,7 @@ def test_a_captured_step_of_few_tokens_leaves_no_product_to_libraries(form: Form
             for shape in shapes(model, runner._tiling)
             if shape.tokens <= 8 and not shape.adapted_tiles
         }
-    assert {tokens for tokens, found in products.items() if not found} == {1, 2, few_rows.MAX_ROWS}
+    assert {tokens for tokens, found in products.items() if not found} == {1, 2, skinny_gemm.MAX_ROWS}
     assert products[8]
 
 

@@ -1,6 +1,6 @@
 """`CudaKernels`: bf16, fp16 or fp32 on CUDA; matrix products of many rows in torch, all else in Triton.
 
-Linear layers are in `linears.py`, those with int8 or fp8 weights in `quantized.py`.
+Linear layers are in `linear/linears.py`, those with int8 or fp8 weights in `linear/quantized.py`.
 """
 
 from __future__ import annotations

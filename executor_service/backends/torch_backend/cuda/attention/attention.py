@@ -1,10 +1,10 @@
 """Paged attention in Triton: decode, verify, chunk and prefill rows over K and V in pages.
 
-The work is cut into items (see `rows`). A program computes an item, a query block over one piece of its keys,
-for one KV head. Its matrix has a line for each token and query head of the group, so that K and V are read
-once for all heads that share them. It goes over the keys in tiles with an online softmax (Milakov, Gimelshein
-2018; FlashAttention-2, Dao 2023). Where a block's keys are in several pieces, which are computed side by
-side, the program that is done last merges the results (Flash-Decoding, Dao et al. 2023).
+The work is cut into items (see `layout/rows.py`). A program computes an item, a query block over one piece of
+its keys, for one KV head. Its matrix has a line for each token and query head of the group, so that K and V
+are read once for all heads that share them. It goes over the keys in tiles with an online softmax (Milakov,
+Gimelshein 2018; FlashAttention-2, Dao 2023). Where a block's keys are in several pieces, which are computed
+side by side, the program that is done last merges the results (Flash-Decoding, Dao et al. 2023).
 
 **A row's result depends neither on the other rows, nor on their number, nor on the width of the block
 table**: tiles follow from the model and the row's class, pieces have a fixed size and not a fixed number, and

@@ -10,6 +10,7 @@ them can be replayed with another. `HostStep` writes the buffer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, lru_cache
 from operator import ge
@@ -25,7 +26,6 @@ from executor_service.backends.torch_backend.cuda.layout.rows import (
     attention_rows,
     names_of,
 )
-from executor_service.backends.torch_backend.cuda.picking.pick import PickRows
 
 _ALIGNMENT = 4  # int32s: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 DRAWING_PARTS = ("seed_lows", "seed_highs", "temperatures", "top_ks", "top_ps", "min_ps")
@@ -138,6 +138,21 @@ def numbers_of(shape: StepShape) -> int:
     return last.begin + last.stride
 
 
+@dataclass(frozen=True, slots=True)
+class PickRows:
+    """Sampling parameters of each row of logits: contiguous device tensors, [rows] each.
+
+    A row of zeros is greedy. Padding may hold any bits: every pattern gives some token.
+    """
+
+    temperatures: torch.Tensor  # fp32; 0: greedy, the rest is not read; else at least MIN_TEMPERATURE
+    key_lows: torch.Tensor  # int32, the low half of `noise.key`
+    key_highs: torch.Tensor  # int32, the high half
+    top_ks: torch.Tensor  # int32; 0 (or the vocabulary and above): off
+    top_ps: torch.Tensor  # fp32; 1: off
+    min_ps: torch.Tensor  # fp32; 0: off
+
+
 class StepBuffer:
     """A step on the device: a view of each part of a buffer that holds a step of `shape`."""
 
@@ -160,3 +175,13 @@ class StepBuffer:
         """The sampling parameters of some consecutive outputs of the step."""
         keys = {"key_lows": resolved.key_lows[part], "key_highs": resolved.key_highs[part]}
         return PickRows(**keys, **{name: tensor[part] for name, tensor in self._rules.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The results of a step on the device."""
+
+    resolved: Resolved
+    outputs: torch.Tensor  # int32 [outputs]: indices of the step's tokens
+    residual: torch.Tensor  # [tokens, hidden], before the final norm
+    picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite

@@ -1,8 +1,8 @@
 """The experts of up to MAX_ROWS tokens in Triton: each pair of token and expert has a product of its own.
 
-Such a step takes as long as the experts' weights take to load, which `few_rows` says more about. Nothing is
-sorted: programs find their expert's weights themselves. Pairs of one expert that compute the same outputs run
-at the same time, so that the second one finds the weights in the cache.
+Such a step takes as long as the experts' weights take to load, which `skinny_gemm` says more about. Nothing
+is sorted: programs find their expert's weights themselves. Pairs of one expert that compute the same outputs
+run at the same time, so that the second one finds the weights in the cache.
 
 **A row's result depends neither on the other rows nor on their number**, up to MAX_ROWS.
 """

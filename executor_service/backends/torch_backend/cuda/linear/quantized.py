@@ -1,4 +1,4 @@
-"""The formats of `quantized.py` on CUDA: Triton kernels round rows, scale int8 sums, and multiply few rows.
+"""The formats of `ops/quantized.py` on CUDA: Triton kernels round rows, scale int8 sums, multiply few rows.
 
 In plain torch these are a dozen launches for each linear layer, which cost more than 8-bit weights save.
 """

@@ -17,6 +17,7 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.layout.rank_messages import Told
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, PickRows
 from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.layout.upload import Parts, download, upload
 from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
@@ -30,9 +31,8 @@ from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (
 )
 from executor_service.backends.torch_backend.cuda.picking.logprobs import ChosenTokens, Measures, measure
 from executor_service.backends.torch_backend.cuda.picking.penalties import penalty_launches
-from executor_service.backends.torch_backend.cuda.picking.pick import PickRows, pick
+from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.cuda.picking.scatter_tokens import publish_launch
-from executor_service.backends.torch_backend.cuda.run.graphs import Picked
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard

@@ -26,7 +26,6 @@ in the L2 cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -34,6 +33,7 @@ import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
 from executor_service.backends.torch_backend.cuda.picking.gumbel_noise import gumbel_noise
 from executor_service.backends.torch_backend.cuda.picking.likelihood import (
     first_largest,
@@ -49,21 +49,6 @@ _VIEWS = (
     "temperatures", "key_lows", "key_highs", "top_ks", "top_ps", "min_ps",
     "best_values", "best_tokens", "highest_logits", "finites", "out_tokens", "out_finite",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class PickRows:
-    """Sampling parameters of each row of logits: contiguous device tensors, [rows] each.
-
-    A row of zeros is greedy. Padding may hold any bits: every pattern gives some token.
-    """
-
-    temperatures: torch.Tensor  # fp32; 0: greedy, the rest is not read; else at least MIN_TEMPERATURE
-    key_lows: torch.Tensor  # int32, the low half of `noise.key`
-    key_highs: torch.Tensor  # int32, the high half
-    top_ks: torch.Tensor  # int32; 0 (or the vocabulary and above): off
-    top_ps: torch.Tensor  # fp32; 1: off
-    min_ps: torch.Tensor  # fp32; 0: off
 
 
 @triton.jit(do_not_specialize=_VIEWS)

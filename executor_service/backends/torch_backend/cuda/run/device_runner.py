@@ -35,12 +35,17 @@ from executor_service.backends.torch_backend.cuda.layout.rank_messages import To
 from executor_service.backends.torch_backend.cuda.layout.resolve import resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import MAX_CONTEXT, Tiling
-from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
+    Picked,
+    StepBuffer,
+    StepShape,
+    numbers_of,
+)
 from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
-from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, Picked, shapes_of
+from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, shapes_of
 from executor_service.backends.torch_backend.cuda.run.launched_step import LaunchedStep
 from executor_service.backends.torch_backend.cuda.run.repeated_steps import RepeatedSteps
 from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind

@@ -11,16 +11,19 @@ than their launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
-from executor_service.backends.torch_backend.cuda.layout.resolve import Resolved
 from executor_service.backends.torch_backend.cuda.layout.rows import SHORT_TOKENS, Cut, Tiling
-from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
+    Picked,
+    StepBuffer,
+    StepShape,
+    numbers_of,
+)
 
 # Tokens of captured steps. The gaps are at most half of what is below them, or 8 tokens.
 _SHORT_TOKENS = (
@@ -38,16 +41,6 @@ _ADAPTED_LONG_OUTPUTS = 256
 _READING, _LAUNCHING = 256, 256
 _MAX_PADDING, _PADDING_TOKENS = 1.5, 8
 _INTERPRETED_PROCESSORS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """The results of a step on the device."""
-
-    resolved: Resolved
-    outputs: torch.Tensor  # int32 [outputs]: indices of the step's tokens
-    residual: torch.Tensor  # [tokens, hidden], before the final norm
-    picks: torch.Tensor  # int32 [2, outputs]: the token of each output, and whether its logits were finite
 
 
 Step = Callable[[StepBuffer], Picked]

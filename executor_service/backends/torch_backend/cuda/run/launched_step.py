@@ -11,9 +11,9 @@ from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.forward_rows import ForwardOutputs, others_of
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked
 from executor_service.backends.torch_backend.cuda.picking.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
-from executor_service.backends.torch_backend.cuda.run.graphs import Picked
 from executor_service.backends.torch_backend.cuda.run.prompt_vectors import PromptVectors, wants_vectors
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.contract.masks import Masks

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
-from executor_service.backends.torch_backend.cuda.run.graphs import Picked
+from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked
 
 _UNFINISHED = 2  # steps that may be enqueued: the host stays no further ahead than rank 0's
 
