@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding is 
 def loaded(path: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
     backend = TorchBackend(TorchConfig(path))
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_kernels", lambda progress: kernels)
+        patch.setattr(backend, "_kernels", lambda: kernels)
         backend.load(lambda what, done: None)
     return backend
 
