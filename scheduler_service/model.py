@@ -88,6 +88,27 @@ class ModelCard:
 NO_CARD = ModelCard()
 
 
+class TextPooling(enum.Enum):
+    """Which hidden state is a text's vector: the proto's Pooling."""
+
+    LAST = "last"  # of the last token
+    MEAN = "mean"  # the mean over all tokens
+    CLS = "cls"  # of the first token
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDefaults:
+    """How vectors are made where a request does not say so."""
+
+    pooling: TextPooling = TextPooling.LAST
+    normalize: bool = True  # to Euclidean length 1
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts that may precede a text, by name
+    default_prompt: str = ""  # name of the one that precedes every text; empty: none
+
+
+NO_EMBEDDING_DEFAULTS = EmbeddingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The served model and the limits of its requests."""
@@ -108,6 +129,7 @@ class ServedModel:
     has_adapters: bool = False  # requests may name adapters, once some are loaded
     can_score: bool = False  # the executor scores the tokens of prompts
     embedding_size: int = 0  # values of a prompt's vector; 0: the executor has none
+    embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS  # with `embedding_size`
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name

@@ -13,6 +13,8 @@ from scheduler_service.core.sequence import score_bytes
 from scheduler_service.core.step import Capacity
 from scheduler_service.model import (
     NO_CARD,
+    NO_EMBEDDING_DEFAULTS,
+    EmbeddingDefaults,
     Fingerprints,
     ModelCard,
     RequestAllowance,
@@ -76,6 +78,7 @@ class ExecutorFacts:
     grammars_begin: bool = False  # behind a token, if the scheduler says so
     can_score: bool = False  # the tokens of prompts
     card: ModelCard = NO_CARD
+    embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS
 
     @property
     def bounds(self) -> Bounds:
@@ -134,6 +137,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
         has_adapters=facts.capacity.max_adapter_slots > 0,
         can_score=facts.scores(min(own.max_logprobs, facts.max_logprobs)),
         embedding_size=facts.embedding_size,
+        embedding=facts.embedding,
         generation_defaults=_generation_defaults(tokenizer.generation_defaults),
         card=facts.card,
     )

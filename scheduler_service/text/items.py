@@ -24,6 +24,20 @@ class PlainItem:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeItem:
+    """Text with all the tokens that the tokenizer's post-processor puts around it: one to be embedded."""
+
+    field: str
+    text: str
+    varies: bool = False
+    """It may not begin with a token of the post-processor, which would be the same for all texts."""
+
+    def sent(self) -> dict[str, object]:
+        """As the tokenizer process reads it."""
+        return {"field": self.field, "whole": self.text, "varies": self.varies}
+
+
+@dataclass(frozen=True, slots=True)
 class ChatItem:
     """Messages for the chat template."""
 
@@ -44,4 +58,4 @@ class ChatItem:
         return {"field": self.field, "chat": chat}
 
 
-TextItem = PlainItem | ChatItem
+TextItem = PlainItem | WholeItem | ChatItem

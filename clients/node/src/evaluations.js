@@ -31,8 +31,10 @@ import { tokenLogprobs } from './logprobs.js';
 /** @typedef {EvaluationOptions & { topLogprobs?: number }} ScoreOptions Of so many most likely ids at each token. */
 
 /**
- * @typedef {EvaluationOptions & { pooling?: 'last' | 'mean', normalize?: boolean, dimensions?: number }} EmbedOptions
- *   `dimensions` keeps the first so many values, before vectors are scaled to length 1.
+ * @typedef {EvaluationOptions & { pooling?: 'last' | 'mean' | 'cls', normalize?: boolean, dimensions?: number,
+ *   prompt?: string, promptName?: string }} EmbedOptions
+ *   `dimensions` keeps the first so many values, before vectors are scaled to length 1. `prompt` is a text that precedes
+ *   each input that is text, `promptName` the name of one of the model's own. Defaults are the model's own.
  */
 
 /**
@@ -73,7 +75,7 @@ import { tokenLogprobs } from './logprobs.js';
 
 const COMMON = ['model', 'priority', 'cacheSalt', 'requestId'];
 const CALL = ['timeoutMs', 'signal'];
-const POOLINGS = { last: 'POOLING_LAST', mean: 'POOLING_MEAN' };
+const POOLINGS = { last: 'POOLING_LAST', mean: 'POOLING_MEAN', cls: 'POOLING_CLS' };
 const METHODS = { yesNo: 'RERANK_METHOD_YES_NO', likelihood: 'RERANK_METHOD_LIKELIHOOD' };
 
 /**
@@ -94,7 +96,7 @@ export function scoreRequest(inputs, options) {
  * @returns {Record<string, any>} An EmbedRequest.
  */
 export function embedRequest(inputs, options) {
-  const { request, given } = common(options, ['pooling', 'normalize', 'dimensions']);
+  const { request, given } = common(options, ['pooling', 'normalize', 'dimensions', 'prompt', 'promptName']);
   request.inputs = array('inputs', inputs).map((one, i) => textOrIds(`inputs[${i}]`, one));
   if ('pooling' in given) request.pooling = named(POOLINGS, 'pooling', given.pooling);
   if ('normalize' in given) {
@@ -102,6 +104,9 @@ export function embedRequest(inputs, options) {
     request.normalize = given.normalize;
   }
   if ('dimensions' in given) request.dimensions = uint32('dimensions', given.dimensions);
+  if ('prompt' in given && 'promptName' in given) throw new TypeError('give at most one of prompt and promptName');
+  if ('prompt' in given) request.promptText = string('prompt', given.prompt);
+  if ('promptName' in given) request.promptName = string('promptName', given.promptName);
   return request;
 }
 

@@ -18,7 +18,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 _Request = TypeVar("_Request", pb.ScoreRequest, pb.EmbedRequest, pb.RerankRequest)
 
 _OPTIONS = frozenset(EvaluationOptions.__annotations__)
-_POOLINGS = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN}
+_POOLINGS = {"last": pb.POOLING_LAST, "mean": pb.POOLING_MEAN, "cls": pb.POOLING_CLS}
 _METHODS = {"yes_no": pb.RERANK_METHOD_YES_NO, "likelihood": pb.RERANK_METHOD_LIKELIHOOD}
 
 
@@ -41,8 +41,12 @@ def embed_request(
     pooling: str | None,
     normalize: bool | None,
     dimensions: int | None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
 ) -> pb.EmbedRequest:
     """The Embed request. Raises InvalidRequest, naming the argument; TypeError for a wrong type."""
+    if prompt is not None and prompt_name is not None:
+        raise InvalidRequest("prompt_name: give at most one of prompt and prompt_name")
     request = _with_options(pb.EmbedRequest(), options)
     for index, given in enumerate(_items("inputs", "texts or token ids", inputs)):
         _set_text_or_ids(request.inputs.add(), given, f"inputs[{index}]")
@@ -52,6 +56,10 @@ def embed_request(
         set_field(request, "normalize", normalize, "normalize")
     if dimensions is not None:
         set_field(request, "dimensions", dimensions, "dimensions")
+    if prompt is not None:
+        set_field(request, "prompt_text", prompt, "prompt")
+    if prompt_name is not None:
+        set_field(request, "prompt_name", prompt_name, "prompt_name")
     return request
 
 

@@ -38,10 +38,10 @@ ScoreInputLike: TypeAlias = TextToScore | str | Sequence[int]
 """A TextToScore; a text or token ids are scored as a whole."""
 
 EmbedInputLike: TypeAlias = str | Sequence[int]
-"""A text, as it is, or token ids."""
+"""A text, which gets the tokens that the model's tokenizer puts around one, or token ids, as they are."""
 
-PoolingName: TypeAlias = Literal["last", "mean"]
-"""The hidden state that stands for a text: the last token's, or the mean over all tokens."""
+PoolingName: TypeAlias = Literal["last", "mean", "cls"]
+"""The hidden state that stands for a text: of the last token, the mean over all, or of the first one."""
 
 RerankMethodName: TypeAlias = Literal["yes_no", "likelihood"]
 """`yes_no`: the probability that the model, asked whether the document answers the query, says yes. For

@@ -7,7 +7,14 @@ from paceline.executor.v1 import executor_pb2 as pb
 from scheduler_service.core.step import Capacity
 from scheduler_service.link.codec.foreign import brief
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.model import Fingerprints, ModelCard, TokenizerSource, TokenSpace
+from scheduler_service.model import (
+    EmbeddingDefaults,
+    Fingerprints,
+    ModelCard,
+    TextPooling,
+    TokenizerSource,
+    TokenSpace,
+)
 
 _PHASES = {
     pb.EXECUTOR_STATE_LOADING: ExecutorPhase.LOADING,
@@ -16,8 +23,19 @@ _PHASES = {
 }
 
 
+_POOLINGS = {
+    pb.EMBEDDING_POOLING_UNSPECIFIED: TextPooling.LAST,
+    pb.EMBEDDING_POOLING_LAST: TextPooling.LAST,
+    pb.EMBEDDING_POOLING_MEAN: TextPooling.MEAN,
+    pb.EMBEDDING_POOLING_CLS: TextPooling.CLS,
+}
+_MAX_PROMPTS, _MAX_PROMPT_BYTES = 64, 4096
+
+
 def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
-    """The facts in a reply to GetInfo. Raises ValueError if the vocabulary or a limit is 0."""
+    """The facts in a reply to GetInfo. Raises ValueError if the vocabulary or a limit is 0, and for embedding
+    defaults that break the contract: other ones would silently give other vectors.
+    """
     model, limits, prints = info.model, info.limits, info.fingerprints
     if model.vocab_size < 1:
         raise ValueError("the executor's vocab_size is 0")
@@ -39,7 +57,25 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         grammars_begin=pb.CAPABILITY_GRAMMAR_BEGIN in info.capabilities,
         can_score=pb.CAPABILITY_SCORES in info.capabilities,
         card=_card(model),
+        embedding=_embedding(model.embedding),
     )
+
+
+def _embedding(given: pb.EmbeddingDefaults) -> EmbeddingDefaults:
+    prompts = dict(given.prompts)
+    if given.pooling not in _POOLINGS:
+        raise ValueError(f"the executor's embedding.pooling is {given.pooling}, which is not known here")
+    if len(prompts) > _MAX_PROMPTS or any(
+        len(part.encode()) > _MAX_PROMPT_BYTES for pair in prompts.items() for part in pair
+    ):
+        raise ValueError(
+            f"the executor's embedding.prompts are more than {_MAX_PROMPTS}, "
+            f"or longer than {_MAX_PROMPT_BYTES} bytes"
+        )
+    if given.default_prompt and given.default_prompt not in prompts:
+        raise ValueError("the executor's embedding.default_prompt is none of its prompts")
+    normalize = given.normalize if given.HasField("normalize") else True
+    return EmbeddingDefaults(_POOLINGS[given.pooling], normalize, prompts, given.default_prompt)
 
 
 _MAX_ENTRIES, _MAX_ENTRY_BYTES = 32, 1024  # of metadata; an entry's are those of its name and value each

@@ -15,6 +15,7 @@ from scheduler_service.core.snapshot import Snapshot
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import (
     DraftingOffer,
+    EmbeddingDefaults,
     ExecutorView,
     ServedAdapter,
     ServedModel,
@@ -22,6 +23,7 @@ from scheduler_service.model import (
     TokenizerSource,
 )
 from scheduler_service.rpc.codec.adapters import named_adapters
+from scheduler_service.rpc.codec.embed import POOLINGS
 from scheduler_service.rpc.codec.requests import DRAFTERS
 from scheduler_service.rpc.codec.tools import MAX_TOOLS
 
@@ -82,6 +84,7 @@ def model_info(
         tool_format="" if model.tool_format is None else model.tool_format.name,
         adapters=named_adapters(adapters),
         embedding_size=model.embedding_size,
+        embedding=_embedding(model.embedding) if model.embedding_size else None,
         model_version=model.card.version,
         license=model.card.license,
         metadata=model.card.metadata,
@@ -110,6 +113,16 @@ def _capabilities(
         pb.CAPABILITY_RERANK: model.can_score and has_text,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
+
+
+def _embedding(embedding: EmbeddingDefaults) -> pb.EmbeddingInfo:
+    [pooling] = (number for number, kind in POOLINGS.items() if kind is embedding.pooling)
+    return pb.EmbeddingInfo(
+        pooling=pooling,
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+    )
 
 
 def _speculation(default: DraftingWish) -> pb.Speculation:

@@ -78,6 +78,14 @@ class Encoder:
             return array("I", ids)
         return array("I", [self._bos_id, *ids])
 
+    def encode_whole(self, text: str) -> tuple[array[int], bool]:
+        """Ids of text, with all tokens that the post-processor adds; whether the first one is such a token.
+
+        Control tokens in the text are recognized.
+        """
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0]
+        return array("I", encoding.ids), encoding.special_tokens_mask[:1] == [1]
+
     def encode_messages(
         self,
         messages: Sequence[Mapping[str, object]],

@@ -38,6 +38,15 @@ def _encoded(encoder: Encoder, item: dict[str, Any], max_bytes: int) -> array[in
     field: str = item["field"]
     if "text" in item:
         return encoder.encode_text(item["text"], begins=item["begins"])
+    if "whole" in item:
+        ids, is_added = encoder.encode_whole(item["whole"])
+        if item["varies"] and is_added:
+            raise ItemError(
+                "begins with a token that the tokenizer puts before every text, so that all texts have the "
+                "same vector with POOLING_CLS",
+                field,
+            )
+        return ids
     try:
         return encode_chat(encoder, parsed_chat(item["chat"]), max_bytes)
     except RenderedTooLargeError:

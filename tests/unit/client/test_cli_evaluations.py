@@ -78,6 +78,27 @@ async def test_embed_prints_a_vector_a_line_over_several_calls(served: Served) -
     sent = served.fake.evaluations[-1]
     assert isinstance(sent, pb.EmbedRequest)
     assert (sent.dimensions, sent.pooling, sent.normalize, sent.model) == (2, pb.POOLING_MEAN, False, "a")
+    assert sent.WhichOneof("prompt") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "value"),
+    [
+        (["--prompt", "Query: "], "prompt_text", "Query: "),
+        (["--prompt", ""], "prompt_text", ""),
+        (["--prompt-name", "query", "--pooling", "cls"], "prompt_name", "query"),
+    ],
+)
+async def test_embed_sends_its_prompt_and_leaves_the_rest_to_the_model(
+    served: Served, options: list[str], kind: str, value: str
+) -> None:
+    await invoked(served, "embed", "ab", *options)
+    sent = served.fake.evaluations[-1]
+    assert isinstance(sent, pb.EmbedRequest)
+    assert sent.WhichOneof("prompt") == kind
+    assert getattr(sent, kind) == value
+    assert not sent.HasField("normalize")
+    assert sent.pooling == (pb.POOLING_CLS if "cls" in options else pb.POOLING_UNSPECIFIED)
 
 
 async def test_a_call_has_no_more_vectors_than_its_reply_can_hold(served: Served) -> None:
@@ -126,6 +147,7 @@ async def test_generate_and_chat_name_an_adapter(served: Served) -> None:
         (["score", "x", "--file", "y"], "not both"),
         (["embed", "x", "--file", "y"], "not both"),
         (["embed", "--file", "/nowhere"], "--file: /nowhere"),
+        (["embed", "x", "--prompt", "", "--prompt-name", "a"], "not both"),
         (["rerank", "q"], "there is no text"),
         (["adapters", "list", "-a", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
         (["score", "x", "-a", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),

@@ -12,18 +12,26 @@ import numpy as np
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.core.evaluation import HiddenPooling
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.model import EmbeddingDefaults, TextPooling
 from scheduler_service.rpc.codec.embed import EmbedTask, cut_vector
 from scheduler_service.rpc.codec.rerank import RerankTask, share_of_yes
 from scheduler_service.rpc.codec.score import ScoreTask, perplexity
 from scheduler_service.rpc.codec.scores import MAX_REPLY_BYTES, scored_token_bytes, token_logprobs
 from scheduler_service.streams.evaluation import EvaluatedInput
-from scheduler_service.text.items import PlainItem
+from scheduler_service.text.items import PlainItem, WholeItem
 from tests.unit.scheduler_shell.models_made_here import LIMITS, MODEL
 
-ABLE = replace(MODEL, can_score=True, embedding_size=8, limits=replace(LIMITS, max_inputs=4))
+ABLE = replace(
+    MODEL,
+    can_score=True,
+    embedding_size=8,
+    embedding=EmbeddingDefaults(TextPooling.MEAN, False, {"query": "Q: ", "long": "é" * 2048}, "query"),
+    limits=replace(LIMITS, max_inputs=4),
+)
 USAGE = CompletionUsage(3, 1, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
@@ -96,6 +104,22 @@ TOO_LONG = "x" * 1001
         (embed(VECTOR, pb.EmbedInput(text="")), "inputs[1].text: must not be empty"),
         (embed(VECTOR, dimensions=9), "dimensions: must be within [0, 8], not 9"),
         (embed(VECTOR, pooling=9), "pooling: unknown kind 9"),
+        (
+            embed(VECTOR, prompt_name="other"),
+            "prompt_name: the model has no prompt of this name; it has: 'long', 'query'",
+        ),
+        (
+            embed(pb.EmbedInput(token_ids=ids(1)), prompt_name="query"),
+            "prompt_name: precedes texts, and all inputs are token ids",
+        ),
+        (
+            embed(pb.EmbedInput(token_ids=ids(1)), prompt_text=""),
+            "prompt_text: precedes texts, and all inputs are token ids",
+        ),
+        (
+            embed(VECTOR, prompt_text="x" * 1000),
+            "inputs[0].text: has 1001 bytes with its prompt, at most 1000 are allowed",
+        ),
         (rerank(), "documents: must not be empty"),
         (rerank(*"abcde"), "documents: has 5 documents, at most 4 are allowed"),
         (rerank("a", query=""), "query: must not be empty"),
@@ -232,6 +256,62 @@ def test_extreme_logprobs_have_a_score() -> None:
     assert perplexity(0.0, 0) == 1
     assert share_of_yes(-2000.0, 0.0) == 0
     assert share_of_yes(0.0, -2000.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "Q: a"),
+        ({"prompt_name": "query"}, "Q: a"),
+        ({"prompt_text": "b "}, "b a"),
+        ({"prompt_text": ""}, "a"),
+    ],
+)
+def test_a_text_to_be_embedded_has_its_prompt_and_the_post_processors_tokens(
+    fields: dict[str, Any], text: str
+) -> None:
+    task = EmbedTask(pb.EmbedRequest(inputs=[VECTOR, pb.EmbedInput(token_ids=ids(1, 2))], **fields), ABLE)
+    assert task.items == [WholeItem("inputs[0].text", text)]
+    evaluation = task.evaluation([array("I", [7, 8, 9])], 64)
+    assert evaluation is not None
+    assert [list(one.tokens) for one in evaluation.inputs] == [[7, 8, 9], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [
+        (pb.POOLING_UNSPECIFIED, HiddenPooling.MEAN),
+        (pb.POOLING_LAST, HiddenPooling.LAST),
+        (pb.POOLING_MEAN, HiddenPooling.MEAN),
+    ],
+)
+def test_an_unset_pooling_is_the_models_own(given: pb.Pooling.ValueType, computed: HiddenPooling) -> None:
+    task = EmbedTask(pb.EmbedRequest(inputs=[VECTOR], pooling=given), ABLE)
+    evaluation = task.evaluation([array("I", [7])], 64)
+    assert evaluation is not None
+    assert evaluation.pooling is computed
+    values = np.array([3, 4] + [0] * 6, "<f4")
+    [(vector, _)] = task.vectors([EvaluatedInput([], values.tobytes(), USAGE)])
+    assert vector.tolist() == values.tolist()  # the model's vectors are not normalized
+
+
+def test_the_first_tokens_vector_is_computed_from_this_token_alone_and_may_not_be_constant() -> None:
+    inputs = [VECTOR, pb.EmbedInput(token_ids=ids(1, 2))]
+    task = EmbedTask(pb.EmbedRequest(inputs=inputs, pooling=pb.POOLING_CLS), ABLE)
+    assert [item.varies for item in task.items] == [True]
+    evaluation = task.evaluation([array("I", [7, 8, 9])], 64)
+    assert evaluation is not None
+    assert evaluation.pooling is HiddenPooling.LAST
+    assert [list(one.tokens) for one in evaluation.inputs] == [[7], [1]]
+    reply = EvaluatedInput([], np.ones(8, "<f4").tobytes(), USAGE)
+    assert [tokens for _, tokens in task.vectors([reply, reply])] == [3, 2]
+
+
+def test_prompts_before_many_texts_are_bounded_before_they_are_joined() -> None:
+    roomy = replace(ABLE, limits=replace(LIMITS, max_inputs=1024, max_prompt_bytes=1 << 20))
+    request = pb.EmbedRequest(inputs=[VECTOR] * 1024, prompt_text="x" * 5000)
+    with pytest.raises(ServiceError, match=r"^inputs: has 5120000 bytes of prompts before them, at most"):
+        EmbedTask(request, roomy)
 
 
 def test_a_vector_is_cut_before_it_is_normalized() -> None:

@@ -15,7 +15,13 @@ from scheduler_service.link.codec.handshake import decode_facts, decode_tokenize
 from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
 from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.link.pool import ExecutorPool, Served
-from scheduler_service.model import RequestAllowance, ServedModel, TokenizerSource
+from scheduler_service.model import (
+    EmbeddingDefaults,
+    RequestAllowance,
+    ServedModel,
+    TextPooling,
+    TokenizerSource,
+)
 from scheduler_service.rpc.codec.requests import check_request
 from tests.unit.scheduler_shell.models_made_here import DRAFTING, LIMITS
 
@@ -29,6 +35,38 @@ def model_of(defaults: dict[str, float] | None = None, ends: tuple[int, ...] = (
     )
     tokenizer = executor_pb.GetTokenizerResponse(generation_defaults=defaults or {}, eos_token_ids=ends)
     return served_model(decode_facts(info), decode_tokenizer(tokenizer), LIMITS)
+
+
+def embedding_of(given: executor_pb.EmbeddingDefaults | None) -> EmbeddingDefaults:
+    info = executor_pb.GetInfoResponse(
+        model=executor_pb.ModelInfo(vocab_size=100, context_length=64, embedding=given),
+        limits=executor_pb.Limits(**HOLDS),
+    )
+    return decode_facts(info).embedding
+
+
+def test_how_vectors_are_made_is_what_the_executor_says() -> None:
+    assert embedding_of(None) == EmbeddingDefaults()
+    given = executor_pb.EmbeddingDefaults(
+        pooling=executor_pb.EMBEDDING_POOLING_CLS, normalize=False, prompts={"q": "Q"}, default_prompt="q"
+    )
+    assert embedding_of(given) == EmbeddingDefaults(TextPooling.CLS, False, {"q": "Q"}, "q")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        executor_pb.EmbeddingDefaults(pooling=4),  # type: ignore[arg-type]  # of a later version
+        executor_pb.EmbeddingDefaults(prompts={str(n): "" for n in range(65)}),
+        executor_pb.EmbeddingDefaults(prompts={"a": "x" * 4097}),
+        executor_pb.EmbeddingDefaults(default_prompt="a"),
+    ],
+)
+def test_an_executor_whose_vectors_can_not_be_made_as_it_says_is_refused(
+    given: executor_pb.EmbeddingDefaults,
+) -> None:
+    with pytest.raises(ValueError, match="embedding"):
+        embedding_of(given)
 
 
 @pytest.mark.parametrize(

@@ -168,16 +168,28 @@ class Client:
         pooling: PoolingName | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         timeout_s: float | None = None,
         **options: Unpack[EvaluationOptions],
     ) -> EmbedReply:
         """A vector for each text, [inputs][dimensions].
 
-        `pooling`: "last" (the default) or "mean". `dimensions` keeps the first so many values (default: all
-        `ModelInfo.embedding_size`); then vectors are scaled to length 1, unless `normalize` is False. Raises
-        InvalidRequest as `score` does; Unsupported if the model gives no vectors.
+        `pooling`: "last", "mean" or "cls". `dimensions` keeps the first so many values (default: all
+        `ModelInfo.embedding_size`); with `normalize` vectors are then scaled to length 1. `prompt` is a text
+        before each of `inputs` that is text, `prompt_name` the name of one of the model's own. Defaults are
+        the model's own: `ModelInfo.embedding`. Raises InvalidRequest as `score` does; Unsupported if the
+        model gives no vectors.
         """
-        request = embed_request(inputs, options, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        request = embed_request(
+            inputs,
+            options,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt=prompt,
+            prompt_name=prompt_name,
+        )
         reply = await self._schedulers.call(
             lambda endpoint: endpoint.scheduler.Embed,
             request,

@@ -24,6 +24,7 @@ class PoolingChoice(enum.Enum):
 
     LAST = "last"
     MEAN = "mean"
+    CLS = "cls"
 
 
 def embed(
@@ -33,14 +34,28 @@ def embed(
     *,
     file: InputFile = None,
     pooling: Annotated[
-        PoolingChoice, typer.Option(help="The hidden state of the last token, or the mean over all.")
-    ] = PoolingChoice.LAST,
+        PoolingChoice | None,
+        typer.Option(
+            help="The hidden state of the last token, the mean over all, or that of the first.",
+            show_default="the model's own",
+        ),
+    ] = None,
     dimensions: Annotated[
         int | None, typer.Option(min=1, help="Keep the first so many values.", show_default="all")
     ] = None,
     normalize: Annotated[
-        bool, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Scale vectors to length 1.", show_default="the model's own"
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="A text before each text; '': none.", show_default="the model's default prompt"),
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's own prompt of this name.")
+    ] = None,
     model: Adapter = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per text: index, tokens, embedding.")
@@ -53,11 +68,18 @@ def embed(
 
     paceline embed --json --file lines.txt > vectors.jsonl
 
-    Texts get no template: what the model was trained to find around them, such as an instruction or an end
-    token, must stand in them.
+    paceline embed --prompt-name query "Why is the sky blue?"
+
+    Texts get no chat template. They get the tokens that the model's tokenizer puts around a text. Pooling,
+    normalization and prompt are those of the model's own files, unless an option says otherwise.
     """
+    if prompt is not None and prompt_name is not None:
+        fail("give --prompt or --prompt-name, not both", 2)
     inputs = texts(text, file)
-    options: dict[str, Any] = {"pooling": pooling.value, "normalize": normalize, "dimensions": dimensions}
+    options: dict[str, Any] = {"normalize": normalize, "dimensions": dimensions}
+    options |= {"prompt": prompt, "prompt_name": prompt_name}
+    if pooling is not None:
+        options["pooling"] = pooling.value
     if model is not None:
         options["model"] = model
     with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
