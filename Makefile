@@ -102,7 +102,7 @@ model: $(MODEL) ## Fetch the default model (98 MB, checksum verified)
 install: $(STAMP) ## Make the virtual environment
 
 $(MODEL): | $(STAMP)
-	@$(BIN)/paceline pull
+	@$(BIN)/paceline pull --directory $(@D)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Paceline needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

