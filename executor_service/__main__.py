@@ -8,8 +8,8 @@ import os
 import sys
 import threading
 
-from paceline.service import logs
-from paceline.service.process import limit_collections, new_event_loop
+from service_kit import logs
+from service_kit.process import limit_collections, new_event_loop
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.factory import follow, follower_rank

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from paceline.service.identity import MAX_PRIORITY, Identity
-from paceline.service.settings import ServiceSettings
 from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
+from service_kit.identity import MAX_PRIORITY, Identity
+from service_kit.settings import ServiceSettings
 
 from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
 from executor_service.backends.oracle_backend.script_settings import ScriptSettings

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import NoReturn
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.base import ModelError
 

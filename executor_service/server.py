@@ -12,11 +12,11 @@ from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2
 from paceline.executor.v1 import executor_pb2_grpc as rpc
-from paceline.service.audit import Audit
-from paceline.service.gate import Gate
-from paceline.service.logs import Log
-from paceline.service.probes import HealthPort
-from paceline.service.process import Shutdown, bind_local, write_port_file
+from service_kit.audit import Audit
+from service_kit.gate import Gate
+from service_kit.logs import Log
+from service_kit.probes import HealthPort
+from service_kit.process import Shutdown, bind_local, write_port_file
 
 from executor_service.config import ExecutorConfig
 from executor_service.rpc.errors import ErrorInterceptor

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from paceline.service import logs
-from paceline.service.process import limit_collections, new_event_loop
+from service_kit import logs
+from service_kit.process import limit_collections, new_event_loop
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.server import main as serve

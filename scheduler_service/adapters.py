@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from paceline import errors
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
-from paceline.service.identity import MAX_PRIORITY, Identity
-from paceline.service.security import check_tls_files, read_token
-from paceline.service.settings import ADMIN_TOKEN, ServiceSettings, StringList
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
+from service_kit.identity import MAX_PRIORITY, Identity
+from service_kit.security import check_tls_files, read_token
+from service_kit.settings import ADMIN_TOKEN, ServiceSettings, StringList
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid

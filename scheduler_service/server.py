@@ -12,12 +12,12 @@ from grpc_reflection.v1alpha import reflection
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
 from paceline.extras import installation
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from paceline.service.audit import Audit
-from paceline.service.gate import Gate
-from paceline.service.logs import Log
-from paceline.service.probes import HealthPort
-from paceline.service.process import Shutdown, bind_local, write_port_file
-from paceline.service.settings import EXIT_USAGE
+from service_kit.audit import Audit
+from service_kit.gate import Gate
+from service_kit.logs import Log
+from service_kit.probes import HealthPort
+from service_kit.process import Shutdown, bind_local, write_port_file
+from service_kit.settings import EXIT_USAGE
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.rpc.admin_servicer import AdminServicer

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 
-from paceline.service.identity import Identity
-from paceline.service.logs import Log
+from service_kit.identity import Identity
+from service_kit.logs import Log
 
 from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.config import SchedulerSettings

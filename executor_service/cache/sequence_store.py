@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paceline.service.clock import RunningClock
+from service_kit.clock import RunningClock
 
 from executor_service.adapters.store import AdapterStore, no_adapters
 from executor_service.cache.kv_cache import KvCache

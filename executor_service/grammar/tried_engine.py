@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 import executor_service
 from executor_service.contract.grammar import Grammar

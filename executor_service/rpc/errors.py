@@ -10,10 +10,10 @@ import grpc
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.malformed import Malformed, lenient
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.logs import Log
-from paceline.service.status import client_has_left, end_call, rich_status
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.logs import Log
+from service_kit.status import client_has_left, end_call, rich_status
 
 from executor_service.contract.plan import Reason, Refusal, RequestRefused
 

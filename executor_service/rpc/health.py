@@ -8,7 +8,7 @@ from contextlib import suppress
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 from paceline.executor.v1 import executor_pb2 as pb
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.runtime.runtime import Runtime, RuntimeState
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from paceline.executor.v1 import executor_pb2 as pb
-from paceline.service.contract import EXECUTOR_REVISION, in_pieces
+from service_kit.contract import EXECUTOR_REVISION, in_pieces
 
 from executor_service.backends.base import (
     EmbeddingDefaults,

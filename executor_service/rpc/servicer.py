@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.logs import Log
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.logs import Log
 
 from executor_service.contract.plan import Reason, Refusal, RequestRefused, StepPlan, StepResult
 from executor_service.rpc.codec.adapters import decode_load, encode_adapter, encode_adapters

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.adapters.inside import NoSuchAdapter, PathRefused
 from executor_service.adapters.peft_directory import AdapterBounds, LoadStopped, read_adapter

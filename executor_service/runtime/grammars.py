@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.contract.grammar import Grammar

@@ -11,7 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.base import Backend, ModelDescription, ModelError, TokenizerBundle
 from executor_service.backends.factory import make_backend

@@ -26,7 +26,7 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.contract.plan import Abandoned, Forwards, Reason, RequestRefused, StepPlan, StepResult
 from executor_service.fatal import die

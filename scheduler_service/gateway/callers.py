@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
-from paceline.service.credentials import Credentials
-from paceline.service.identity import Identity
+from service_kit.credentials import Credentials
+from service_kit.identity import Identity
 
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.gateway.peers import owner_of_peer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import grpc.aio
 from paceline.channel import is_loopback
-from paceline.service.audit import Audit
+from service_kit.audit import Audit
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from scheduler_service.config import SchedulerSettings

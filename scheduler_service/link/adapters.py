@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline import errors
 from paceline.aio.executor import ExecutorClient
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.link.codec.adapters import decode_adapter
 from scheduler_service.link.codec.foreign import brief

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from paceline import errors
 from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
-from paceline.service.logs import Log
 from paceline.session import Session
+from service_kit.logs import Log
 
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.link.adapters import RemoteAdapters

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.sequence import score_bytes

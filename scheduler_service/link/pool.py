@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from paceline.aio.executor import ExecutorClient
 from paceline.channel import Security
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.chat import formats
 from scheduler_service.chat.reasoning import reasoning_markers

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import StepScheduler

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import StepScheduler

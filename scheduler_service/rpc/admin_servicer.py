@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import grpc.aio
 from paceline.scheduler.v1 import admin_pb2 as pb
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceServicer
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
 
 from scheduler_service.core.snapshot import AdapterUse
 from scheduler_service.errors import ErrorReason, ServiceError

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.credentials import Credentials
-from paceline.service.identity import Identity
+from service_kit.credentials import Credentials
+from service_kit.identity import Identity
 
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.errors import ServiceError, invalid

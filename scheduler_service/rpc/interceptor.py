@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from paceline.malformed import Malformed, lenient
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.logs import Log
-from paceline.service.status import client_has_left, end_call
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.logs import Log
+from service_kit.status import client_has_left, end_call
 
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
 from scheduler_service.rpc.statuses import CODES, status_of

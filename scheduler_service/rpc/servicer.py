@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
-from paceline.service.credentials import Credentials
-from paceline.service.identity import Identity
+from service_kit.credentials import Credentials
+from service_kit.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served, unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import grpc
-from paceline.service.status import rich_status
+from service_kit.status import rich_status
 
 from scheduler_service.errors import ErrorReason, ServiceError
 

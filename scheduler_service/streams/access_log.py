@@ -1,13 +1,13 @@
 """The access log: one line at the end of each admitted request, at info. It has no text and no token ids.
 
-Requests that are refused are logged by `paceline.service.audit`, at a bounded rate.
+Requests that are refused are logged by `service_kit.audit`, at a bounded rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.core.events import EndReason
 from scheduler_service.streams.completion import CompletionBuffer

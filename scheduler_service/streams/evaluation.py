@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.core.events import CompletionEnded, CompletionUsage, PromptScores, PromptVector

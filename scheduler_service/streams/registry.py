@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.evaluation import Evaluation

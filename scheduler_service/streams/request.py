@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.chat.tools import SentTool
 from scheduler_service.core.request import DraftingWish, OutputGrammar, Request, SamplingSettings

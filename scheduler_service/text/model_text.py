@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.chat import formats, reasoning
 from scheduler_service.chat.tools import SentTool

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.errors import (

@@ -39,7 +39,7 @@ import yaml
 from paceline.channel import Link, Security, open_aio_channel, open_channel
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.service.identity import token_hash
+from service_kit.identity import token_hash
 
 from tests.model.default_model import default_model
 from tests.support.checkout import ROOT

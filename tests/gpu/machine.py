@@ -21,7 +21,7 @@ _PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "numba", "llvmlite", "grpcio",
     "protobuf", "pydantic", "typing-extensions", "uvloop", "matplotlib", "flashinfer-python",
 )  # fmt: skip
-_CODE = ("executor_service", "scheduler_service", "clients/python/paceline", "tests/gpu", "tests/bench")
+_CODE = ("executor_service", "scheduler_service", "clients/python", "tests/gpu", "tests/bench")
 
 
 def describe() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
 from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from paceline.service.identity import token_hash
+from service_kit.identity import token_hash
 
 from tests.support.checkout import ROOT
 from tests.support.processes import ServiceProcess

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
-from paceline.service.probes import LIVENESS
+from service_kit.probes import LIVENESS
 
 from tests.support.checkout import ROOT
 from tests.support.ports import kept_port

@@ -13,7 +13,7 @@ from pathlib import Path
 import paceline
 from paceline import errors
 from paceline.channel import Security
-from paceline.service.identity import token_hash
+from service_kit.identity import token_hash
 
 from tests.scenario.proxies import Cutting, Newer, Proxy, Stalling, serving
 from tests.support.adapter_files import write_adapter

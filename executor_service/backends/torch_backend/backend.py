@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (

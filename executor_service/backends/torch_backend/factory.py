@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.service.logs import Log
-from paceline.service.parent import STDIN
+from service_kit.logs import Log
+from service_kit.parent import STDIN
 
 from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.torch_backend.parallel.followers import Followers

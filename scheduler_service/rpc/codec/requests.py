@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.ranges import RANGES
 from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings

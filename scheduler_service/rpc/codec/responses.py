@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.contract import SCHEDULER_REVISION, in_pieces
-from paceline.service.identity import Identity
+from service_kit.contract import SCHEDULER_REVISION, in_pieces
+from service_kit.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish

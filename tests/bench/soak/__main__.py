@@ -32,7 +32,7 @@ from pathlib import Path
 from paceline import aio
 from paceline.channel import Security
 from paceline.errors import PacelineError
-from paceline.service.identity import token_hash
+from service_kit.identity import token_hash
 
 from tests.bench.serve_faults import healthy
 from tests.bench.soak.census import FIGURES, Census

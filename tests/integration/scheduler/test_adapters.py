@@ -15,7 +15,7 @@ import pytest
 from paceline import AdapterInfo, aio, errors
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from paceline.service.identity import token_hash
+from service_kit.identity import token_hash
 
 from tests.support.adapter_files import write_adapter
 from tests.support.adapter_stack import (

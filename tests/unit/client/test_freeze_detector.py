@@ -10,7 +10,7 @@ import sys
 import pytest
 from paceline.cli.activity import activity
 from paceline.cli.freeze_detector import Activity, FreezeDetector, SilenceLimits
-from paceline.service.clock import RunningClock
+from service_kit.clock import RunningClock
 
 LIMITS = SilenceLimits(stopped_s=4, idle_s=10, busy_s=30, starting_s=300)
 TICK_S = 0.25

@@ -51,7 +51,7 @@ def test_objects_are_pickled_and_unknown_names_are_refused() -> None:
 @pytest.mark.parametrize(
     ("statement", "modules"),
     [
-        ("import paceline.service.logs, paceline.service.model_name", {"paceline.service"}),
+        ("import service_kit.logs, service_kit.model_name", {"service_kit"}),
         ("import paceline; paceline.errors.QueueFull", {"paceline.errors", "grpc", "google"}),
     ],
 )
@@ -62,4 +62,4 @@ def test_what_a_name_needs_is_imported_with_it_and_not_before(statement: str, mo
     )
     loaded = set(done.stdout.split())
     assert modules <= loaded
-    assert loaded.isdisjoint({"grpc", "google", "paceline.client"} - modules)
+    assert loaded.isdisjoint({"grpc", "google", "paceline.client", "service_kit"} - modules)

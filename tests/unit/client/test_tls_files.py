@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from paceline import Security, aio
 from paceline.cli.app import app
 from paceline.cli.diagnosis import diagnose
-from paceline.service.security import ServerSecurity
+from service_kit.security import ServerSecurity
 from typer.testing import CliRunner
 
 from executor_service.config import ExecutorConfig

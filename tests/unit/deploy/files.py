@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from paceline.service.settings import ServiceSettings
+from service_kit.settings import ServiceSettings
 
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerSettings

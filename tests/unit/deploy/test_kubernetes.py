@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from paceline.service.probes import LIVENESS
+from service_kit.probes import LIVENESS
 
 from tests.unit.deploy.files import AUTOSCALING, BASE, USER, Machine, documents, manifests, unsafe_warnings
 from tests.unit.docs.metrics_table import scheduler_table

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.cli.app import app
 from paceline.cli.models.directories import MODELS_VARIABLE
-from paceline.service.settings import ServiceSettings
+from service_kit.settings import ServiceSettings
 from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
 

@@ -15,7 +15,7 @@ from executor_service.backends.torch_backend.config import TorchConfig
 from tests.unit.executor.model_files import write_model
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("clients/python/paceline", "executor_service", "scheduler_service")
+PACKAGES = ("clients/python", "executor_service", "scheduler_service")
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "runpy", "code"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 ATTRIBUTES = {("torch", "load"), ("yaml", "load"), ("yaml", "unsafe_load"), ("yaml", "full_load")}

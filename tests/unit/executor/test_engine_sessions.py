@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from paceline.service.clock import RunningClock
+from service_kit.clock import RunningClock
 
 from executor_service.cache.session import REMEMBERED_IDS
 from executor_service.contract.plan import Reason, RequestRefused

@@ -11,8 +11,8 @@ import pytest
 from paceline.errors import from_status
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1 import executor_pb2_grpc as rpc
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
 
 from executor_service.contract.plan import Reason, Refusal, RequestRefused
 from executor_service.rpc.errors import CODE_OF, STATUS_OF, ErrorInterceptor, status_of

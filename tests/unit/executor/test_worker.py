@@ -374,7 +374,7 @@ FAULTS = [
 def test_a_fault_on_the_device_thread_ends_the_process(error: str, status: int, text: str) -> None:
     program = f"""
 import asyncio
-from paceline.service import logs
+from service_kit import logs
 from executor_service.backends.base import ModelError
 from executor_service.cache.kv_cache import LedgerError
 from executor_service.steps.worker import DeviceWorker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from paceline.cli import gateway_process
 from paceline.cli.gateway_launch import GatewayLaunch, gateway_launch
-from paceline.service.settings import EXIT_USAGE
+from service_kit.settings import EXIT_USAGE
 from typer import Exit
 
 import scheduler_service.server

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish

@@ -16,7 +16,7 @@ from paceline.channel import PLAINTEXT
 from paceline.executor.v1 import executor_pb2
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.core.config import CoreConfig

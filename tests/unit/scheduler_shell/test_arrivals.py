@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 from paceline.channel import MAX_CONNECTION_STREAMS
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.errors import ErrorReason, ServiceError

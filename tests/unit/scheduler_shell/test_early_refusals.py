@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.credentials import Credentials
+from service_kit.credentials import Credentials
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason

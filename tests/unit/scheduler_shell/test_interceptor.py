@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 from paceline import errors as sdk
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
 
 from scheduler_service import errors
 from scheduler_service.rpc.interceptor import StatusInterceptor

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.request import DraftingWish, DraftSource, OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError

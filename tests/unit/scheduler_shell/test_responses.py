@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded, CompletionUsage, EndReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.step import Capacity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline.service.identity import Identity
+from service_kit.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.errors import ErrorReason, ServiceError

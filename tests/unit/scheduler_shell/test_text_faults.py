@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from paceline.service.process import new_event_loop
+from service_kit.process import new_event_loop
 
 from scheduler_service.text import launch
 from scheduler_service.text import process as process_module

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
-from paceline.service.audit import MAX_KINDS, Audit
+from service_kit.audit import MAX_KINDS, Audit
 
 GENERATE = "/paceline.scheduler.v1.SchedulerService/Generate"
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"
@@ -31,7 +31,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def everything(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "paceline")
+    caplog.set_level("DEBUG", "service_kit")
 
 
 async def test_a_failure_is_logged_at_once_and_its_repetitions_in_one_line_per_interval(

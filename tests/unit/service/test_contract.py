@@ -6,7 +6,7 @@ import pytest
 from paceline.executor.v1 import executor_pb2
 from paceline.pieces import Pieces
 from paceline.scheduler.v1 import scheduler_pb2
-from paceline.service.contract import TOKENIZER_PIECE_BYTES, in_pieces
+from service_kit.contract import TOKENIZER_PIECE_BYTES, in_pieces
 
 
 @pytest.mark.parametrize("size", [0, 1, TOKENIZER_PIECE_BYTES, 2 * TOKENIZER_PIECE_BYTES + 1])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from paceline.service.credentials import MAX_ABSENCES, Credentials
-from paceline.service.identity import LOCAL, MAX_PRIORITY, Identity, peer_name, token_hash
-from paceline.service.tokens import Entry, read_tokens
+from service_kit.credentials import MAX_ABSENCES, Credentials
+from service_kit.identity import LOCAL, MAX_PRIORITY, Identity, peer_name, token_hash
+from service_kit.tokens import Entry, read_tokens
 
 A, B = token_hash("a-token"), token_hash("b-token")
 
@@ -106,8 +106,8 @@ def test_a_tokens_file_in_an_unreadable_folder_does_not_count_as_deleted(
         raise PermissionError(path)
 
     with monkeypatch.context() as context:
-        context.setattr("paceline.service.credentials.os.stat", stat)
-        context.setattr("paceline.service.credentials.read_tokens", unreadable)
+        context.setattr("service_kit.credentials.os.stat", stat)
+        context.setattr("service_kit.credentials.read_tokens", unreadable)
         for _ in range(2 * MAX_ABSENCES):
             credentials.refresh()
     assert caller(credentials, bearer("a-token")) is not None
@@ -122,7 +122,7 @@ def test_a_tokens_file_that_has_not_changed_is_not_read_again(
 ) -> None:
     file = write(tmp_path / "tokens", f"- {{name: alice, sha256: {A}}}\n")
     credentials = Credentials(file=file, demanded=True)
-    monkeypatch.setattr("paceline.service.credentials.read_tokens", lambda path: pytest.fail("read"))
+    monkeypatch.setattr("service_kit.credentials.read_tokens", lambda path: pytest.fail("read"))
     credentials.refresh()
 
 

@@ -16,12 +16,12 @@ from grpc_reflection.v1alpha import reflection
 from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
-from paceline.service import gate
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.gate import Gate
-from paceline.service.identity import Identity
-from paceline.service.tokens import Entry
+from service_kit import gate
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.gate import Gate
+from service_kit.identity import Identity
+from service_kit.tokens import Entry
 
 from tests.support.counting_proxy import CountingProxy, counting_proxy
 from tests.support.untyped import raw

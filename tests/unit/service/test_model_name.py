@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from paceline.service.model_name import MAX_NAME, model_name
+from service_kit.model_name import MAX_NAME, model_name
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_aio_channel
 from paceline.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from paceline.service.audit import Audit
-from paceline.service.probes import LIVENESS, HealthPort
+from service_kit.audit import Audit
+from service_kit.probes import LIVENESS, HealthPort
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

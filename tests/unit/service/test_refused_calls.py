@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 import pytest
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.gate import Gate
-from paceline.service.identity import Identity
-from paceline.service.tokens import Entry
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.gate import Gate
+from service_kit.identity import Identity
+from service_kit.tokens import Entry
 
 from executor_service.contract.plan import Reason, RequestRefused
 from executor_service.rpc.errors import ErrorInterceptor

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paceline.service.identity import token_hash
-from paceline.service.secrets import parse_secrets
-from paceline.service.settings import ServiceSettings
+from service_kit.identity import token_hash
+from service_kit.secrets import parse_secrets
+from service_kit.settings import ServiceSettings
 
 from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.config import ExecutorConfig

@@ -11,7 +11,7 @@ CONFTEST = """
 import sys
 
 def pytest_collection_finish():
-    heavy = {"grpc", "google", "paceline", "executor_service", "scheduler_service"}
+    heavy = {"grpc", "google", "paceline", "service_kit", "executor_service", "scheduler_service"}
     print("imported:", sorted(heavy & set(sys.modules)))
 """
 

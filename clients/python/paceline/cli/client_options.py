@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import typer
+from service_kit.security import read_token
 
 from paceline.channel import Security
 from paceline.cli.common import fail, security
-from paceline.service.security import read_token
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 _CLIENT_OPTIONS = ("token", "tls_ca", "tls_cert", "tls_key")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from service_kit.secrets import check_token
+from service_kit.security import read_token
 
 from paceline.channel import is_loopback
 from paceline.cli.common import fail, warn
@@ -17,8 +19,6 @@ from paceline.cli.services import command, require
 from paceline.cli.stack_secrets import gateway_line
 from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_gateway
-from paceline.service.secrets import check_token
-from paceline.service.security import read_token
 
 API_KEY_VARIABLE = "PACELINE_API_KEY"
 _PROCESS = "paceline.cli.gateway_process"

@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from service_kit.parent import STDIN
+from service_kit.process import write_port_file
+from service_kit.secrets import read_secrets
+from service_kit.security import ServerSecurity, check_tls_files
+from service_kit.settings import EXIT_USAGE
+
 from paceline.cli.gateway_probe import probe_status
-from paceline.service.parent import STDIN
-from paceline.service.process import write_port_file
-from paceline.service.secrets import read_secrets
-from paceline.service.security import ServerSecurity, check_tls_files
-from paceline.service.settings import EXIT_USAGE
 
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"

@@ -9,6 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service_kit.clock import RunningClock
+from service_kit.model_name import model_name
+
 from paceline import aio, errors
 from paceline.channel import Security
 from paceline.cli.gateway_launch import GatewayLaunch
@@ -19,8 +22,6 @@ from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_socket
 from paceline.executor.v1 import executor_pb2
-from paceline.service.clock import RunningClock
-from paceline.service.model_name import model_name
 
 _LOOPBACK = "127.0.0.1"
 _SECRETS_FLAG = "--secrets-stdin"  # the service also ends when standard input, and so the parent, ends

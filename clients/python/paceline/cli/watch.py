@@ -10,12 +10,12 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+from service_kit.clock import RunningClock
 
 from paceline.channel import Link, open_aio_channel
 from paceline.cli.activity import activity
 from paceline.cli.freeze_detector import FreezeDetector
 from paceline.cli.gateway_probe import probe_status
-from paceline.service.clock import RunningClock
 
 _TICK_S = 0.25
 _PROBE_INTERVAL_S = 1.0

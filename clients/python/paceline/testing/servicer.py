@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+from service_kit.contract import SCHEDULER_REVISION
+from service_kit.status import rich_status
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc
-from paceline.service.contract import SCHEDULER_REVISION
-from paceline.service.status import rich_status
 from paceline.testing.calls import ReceivedCall, text_of
 from paceline.testing.replies import FakeError, FakeLoss, FakeReply, FakeStall
 from paceline.testing.streams import (

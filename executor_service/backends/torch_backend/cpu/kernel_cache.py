@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import numba
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 log = Log(__name__)
 

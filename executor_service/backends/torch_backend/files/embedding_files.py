@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.base import EmbeddingDefaults, EmbeddingPooling, ModelError
 from executor_service.files.fields import Fields, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.files.fields import shown
 

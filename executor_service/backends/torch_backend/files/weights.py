@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from paceline.service.logs import Log
-from paceline.service.model_name import model_name
+from service_kit.logs import Log
+from service_kit.model_name import model_name
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.backends.torch_backend.parallel.ranks import Rank
 

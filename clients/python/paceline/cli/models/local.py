@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from service_kit.model_name import model_name
+
 from paceline.cli.models.directories import hub_cache, model_directories
 from paceline.cli.models.hub_files import CONFIG, quantization_of
-from paceline.service.model_name import model_name
 
 _MAIN = "main"
 

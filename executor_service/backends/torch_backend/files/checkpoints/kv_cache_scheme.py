@@ -5,7 +5,7 @@ Here pages of 8 bits have a scale for each token and head, of what they hold: se
 
 from __future__ import annotations
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 from executor_service.files.fields import Fields
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 import yaml
+from paceline.channel import is_loopback
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -21,15 +22,14 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from paceline.channel import is_loopback
-from paceline.service.command_line import Parser, add_argument, with_plain_switches
-from paceline.service.credentials import Credentials
-from paceline.service.identity import MAX_PRIORITY, Identity
-from paceline.service.known import nearest, unknown_flags, unknown_variables
-from paceline.service.logs import LogFormat, LogLevel
-from paceline.service.secrets import read_secrets
-from paceline.service.security import ServerSecurity, check_tls_files, read_token
-from paceline.service.tokens import Entry
+from service_kit.command_line import Parser, add_argument, with_plain_switches
+from service_kit.credentials import Credentials
+from service_kit.identity import MAX_PRIORITY, Identity
+from service_kit.known import nearest, unknown_flags, unknown_variables
+from service_kit.logs import LogFormat, LogLevel
+from service_kit.secrets import read_secrets
+from service_kit.security import ServerSecurity, check_tls_files, read_token
+from service_kit.tokens import Entry
 
 EXIT_USAGE = 2
 """Exit status when a flag, a variable, the YAML file or the line of secrets is wrong."""

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-
 from paceline.malformed import Malformed, lenient
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.logs import Log
-from paceline.service.status import client_has_left, end_call, rich_status
+
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.logs import Log
+from service_kit.status import client_has_left, end_call, rich_status
 
 log = Log(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from paceline.channel import Link, server_options
-from paceline.service.audit import Audit
-from paceline.service.credentials import Credentials
-from paceline.service.gate import Gate
-from paceline.service.logs import Log
+
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
+from service_kit.gate import Gate
+from service_kit.logs import Log
 
 log = Log(__name__)
 

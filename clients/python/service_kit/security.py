@@ -7,10 +7,10 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-
 from paceline.channel import Security
-from paceline.service.secrets import check_token
 from paceline.tls_files import read_certificates, read_key_pair
+
+from service_kit.secrets import check_token
 
 
 @dataclass(frozen=True, slots=True)

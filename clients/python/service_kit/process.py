@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from paceline.service.parent import call_at_end_of_stdin
+from service_kit.parent import call_at_end_of_stdin
 
 
 class Shutdown:

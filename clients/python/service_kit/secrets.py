@@ -9,8 +9,8 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
-from paceline.service.known import nearest
-from paceline.service.parent import STDIN
+from service_kit.known import nearest
+from service_kit.parent import STDIN
 
 MAX_LINE_BYTES = 64 << 10
 _MAX_SECRET = 4096

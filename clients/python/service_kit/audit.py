@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FileDescriptor
 
-from paceline.service.logs import Log
+from service_kit.logs import Log
 
 log = Log(__name__)
 

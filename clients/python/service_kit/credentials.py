@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc.aio
 
-from paceline.service.identity import MAX_PRIORITY, Identity, certificate_name, peer_name
-from paceline.service.logs import Log
-from paceline.service.tokens import Entry, by_digest, read_tokens
+from service_kit.identity import MAX_PRIORITY, Identity, certificate_name, peer_name
+from service_kit.logs import Log
+from service_kit.tokens import Entry, by_digest, read_tokens
 
 log = Log(__name__)
 

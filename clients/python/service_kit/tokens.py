@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from paceline.service.identity import MAX_PRIORITY, Identity, token_hash
+from service_kit.identity import MAX_PRIORITY, Identity, token_hash
 
 MAX_FILE_BYTES = 4 << 20
 MAX_ENTRIES = 10_000
