@@ -9,6 +9,7 @@ import sys
 import threading
 
 from service_kit import logs
+from service_kit.lifecycle import EXIT_PORT, StartError, live
 from service_kit.process import limit_collections, new_event_loop
 
 from executor_service.backends.base import ModelError
@@ -17,7 +18,7 @@ from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.config import ExecutorConfig
 from executor_service.fatal import EXIT_MODEL
 from executor_service.grammar.source import STACK_BYTES
-from executor_service.server import EXIT_PORT, ServerStartError, run
+from executor_service.server import ExecutorServer
 
 _SWITCH_S = 0.0005  # seconds after which the device thread hands the interpreter lock to the event loop
 _YOUNG_OBJECTS = 50_000  # between two garbage collections: a step makes thousands, without cycles
@@ -38,11 +39,11 @@ def main() -> int:
                 follow(settings, rank, exit_with_stdin=config.exit_with_stdin)
                 return 0
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(run(config))
+            runner.run(live(lambda: ExecutorServer(config), config))
     except ModelError as error:
         log.error(f"the model can't be served: {error}")
         return EXIT_MODEL
-    except ServerStartError as error:
+    except StartError as error:
         log.error(f"can't start: {error}")
         return EXIT_PORT
     return 0

@@ -10,7 +10,7 @@ from service_kit import logs
 from service_kit.process import limit_collections, new_event_loop
 
 from scheduler_service.config import SchedulerSettings
-from scheduler_service.server import main as serve
+from scheduler_service.server import serve
 
 _YOUNG_OBJECTS = 10_000  # between two garbage collections: a call makes a hundred, collecting them takes 5 ms
 

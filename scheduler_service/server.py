@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
 from paceline.extras import installation
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from service_kit.audit import Audit
 from service_kit.gate import Gate
+from service_kit.lifecycle import EXIT_PORT, StartError, live
 from service_kit.logs import Log
-from service_kit.probes import HealthPort
-from service_kit.process import Shutdown, bind_local, write_port_file
+from service_kit.probes import PublishedHealth
+from service_kit.process import Shutdown, write_port_file
 from service_kit.settings import EXIT_USAGE
 
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.rpc.admin_servicer import AdminServicer
-from scheduler_service.rpc.health import SERVICE, PublishedHealth
 from scheduler_service.rpc.interceptor import StatusInterceptor
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
@@ -31,14 +30,13 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
+SERVICE = "paceline.scheduler.v1.SchedulerService"
 ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
 
 RECEIVE_BYTES = 16 << 20
 """Above the 4 MiB of the public contract, so that a prompt of up to this size is refused with its field."""
 _PUBLIC_OPTIONS = dict(server_options(Link.PUBLIC)) | {"grpc.max_receive_message_length": RECEIVE_BYTES}
 SPARE_STREAMS = 64
-GRACE_S = 1.0
-"""Seconds that calls have to send their last messages when the server stops."""
 
 
 def max_streams(settings: SchedulerSettings) -> int:
@@ -51,95 +49,65 @@ def max_streams(settings: SchedulerSettings) -> int:
     return min(live + SPARE_STREAMS, MAX_CONNECTION_STREAMS)
 
 
-class Server:
-    """The gRPC server of a SchedulerService. Call `start`, then `serve`."""
+class SchedulerServer:
+    """A `service_kit.lifecycle.Service`: the gRPC server of a SchedulerService, and the gateway's port."""
+
+    names: tuple[str, ...] = (SERVICE, ADMIN_SERVICE)
+    grace_s = 1.0
 
     def __init__(self, settings: SchedulerSettings) -> None:
+        """Raises RuntimeError if the gateway's packages are missing."""
         self.service = SchedulerService(settings)
         self._settings = settings
-        audit = Audit(
+        self.metrics, self.health = self.service.metrics, PublishedHealth(SERVICE)
+        self.audit = Audit(
             (scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR),
-            self.service.metrics.call_failed,
+            self.metrics.call_failed,
         )
-        servicer = SchedulerServicer(self.service, settings.credentials)
+        credentials = settings.credentials
+        servicer = SchedulerServicer(self.service, credentials)
         options = _PUBLIC_OPTIONS | {"grpc.max_concurrent_streams": max_streams(settings)}
-        self._server = grpc.aio.server(
+        self.server = grpc.aio.server(
             interceptors=[
-                Gate(settings.credentials, audit),
-                StatusInterceptor(settings.credentials, audit, servicer.admit),
+                Gate(credentials, self.audit),
+                StatusInterceptor(credentials, self.audit, servicer.admit),
             ],
             options=list(options.items()),
         )
-        self._health = PublishedHealth(self._server)
-        self._health_port = HealthPort(self._health.servicer, audit) if settings.health_address else None
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self.service, settings.credentials, audit), self._server
-        )
-        if settings.reflection:
-            names = (SERVICE, ADMIN_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, self.server)
+        admin = AdminServicer(self.service, credentials, self.audit)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self.server)
         self._gateway: GatewayPort | None = None
         if settings.gateway_port is not None:
             self._gateway = _gateway_port(self.service, servicer, settings, _PUBLIC_OPTIONS)
 
-    async def start(self) -> int:
-        """Listen, on the other ports too; returns the gRPC port. Raises RuntimeError, OSError."""
-        settings = self._settings
-        port = settings.server_security.bind(self._server, settings.address)
-        if settings.local_socket is not None:
-            bind_local(self._server, settings.local_socket)
-        await self._health.show(serving=False)
-        await self._server.start()
-        if self._health_port is not None and settings.health_address is not None:
-            await self._health_port.open(settings.health_address)
-        if settings.metrics_port is not None:
-            metrics_port = self.service.metrics.serve(settings.metrics_host, settings.metrics_port)
-            log.info("metrics", host=settings.metrics_host, port=metrics_port)
-        if self._gateway is not None:
-            gateway_port = await self._gateway.start()
-            log.info("gateway's port", host=settings.gateway_host, port=gateway_port)
-            if settings.gateway_port_file is not None:
-                write_port_file(settings.gateway_port_file, gateway_port)
-        if settings.port_file is not None:
-            write_port_file(settings.port_file, port)
-        log.info("listening", host=settings.host, port=port, executors=",".join(settings.executor))
-        for warning in settings.security_warnings():
-            log.warning(warning)
-        return port
+    async def open(self) -> dict[str, object]:
+        """Open the gateway's port, if there is one. Raises RuntimeError, OSError."""
+        settings, said = self._settings, {"executors": ",".join(self._settings.executor)}
+        if self._gateway is None:
+            return {**said}
+        port = await self._gateway.start()
+        if settings.gateway_port_file is not None:
+            write_port_file(settings.gateway_port_file, port)
+        return {**said, "gateway_host": settings.gateway_host, "gateway_port": port}
 
-    async def serve(self, shutdown: Shutdown) -> int:
-        """Serve until a shutdown is asked for, then drain and stop. Returns the process's exit status."""
-        running = asyncio.create_task(self.service.run(self._health.show), name="service")
-        watching = asyncio.create_task(self._settings.credentials.watch(), name="tokens file")
-        asked = asyncio.create_task(shutdown.drain.wait())
-        misconfigured = asyncio.create_task(self.service.drafts.misconfigured.wait())
-        await asyncio.wait((running, asked, misconfigured), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            await self._health.show(serving=False)
-            await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
-        watching.cancel()
-        asked.cancel()
-        misconfigured.cancel()
-        servers = [self._server.stop(GRACE_S)]
+    async def run(self, shutdown: Shutdown) -> None:
+        """Serve until cancelled; ask for the shutdown if the draft executors can't be used. A bug raises."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.service.run(self.health.show))
+            await self.service.drafts.misconfigured.wait()
+            shutdown.drain.set()
+
+    async def drain(self, shutdown: Shutdown) -> None:
+        """Refuse new requests, and wait until the live ones have ended; a second signal ends them."""
+        await self.health.show(serving=False)
+        await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
+
+    async def close(self) -> None:
+        """Close the gateway's port, and the sessions on all executors."""
         if self._gateway is not None:
-            servers.append(self._gateway.stop(GRACE_S))
-        await asyncio.gather(*servers)
-        if self._health_port is not None:
-            await self._health_port.close()
+            await self._gateway.stop(self.grace_s)
         await self.service.close_sessions()
-        running.cancel()
-        try:
-            await running
-        except asyncio.CancelledError:
-            log.info("stopped")
-            if self.service.drafts.mistake:
-                log.error(self.service.drafts.mistake)  # as the log's last line
-                return EXIT_USAGE
-            return 0
-        except BaseExceptionGroup as error:
-            log.error("the scheduler failed", error)
-        return 1
 
 
 def _gateway_port(
@@ -158,16 +126,23 @@ def _gateway_port(
     return GatewayPort(service, servicer, settings, options)
 
 
-async def main(settings: SchedulerSettings) -> int:
+async def serve(settings: SchedulerSettings) -> int:
     """Run a scheduler until a signal, or the end of its parent, stops it. Returns the exit status."""
-    shutdown = Shutdown()
-    shutdown.listen()
-    if settings.bound_to_stdin:
-        shutdown.listen_to_parent()
+    made: list[SchedulerServer] = []
+
+    def make() -> SchedulerServer:
+        made.append(SchedulerServer(settings))
+        return made[0]
+
     try:
-        server = Server(settings)
-        await server.start()
-    except (OSError, RuntimeError) as error:
+        await live(make, settings)
+    except StartError as error:
         log.error(f"can't start: {error}")
+        return EXIT_PORT
+    except BaseExceptionGroup as error:
+        log.error("the scheduler failed", error)
         return 1
-    return await server.serve(shutdown)
+    if mistake := made[0].service.drafts.mistake:
+        log.error(mistake)  # as the log's last line
+        return EXIT_USAGE
+    return 0

@@ -262,15 +262,6 @@ def test_a_model_that_can_not_be_served_ends_the_start_with_the_reason(tmp_path:
         process.kill()
 
 
-def test_an_executor_refuses_to_start_on_a_port_in_use(process: ServiceProcess) -> None:
-    command = [sys.executable, "-m", MODULE, *ORACLE, "--port", str(process.port)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 69
-    assert "can't bind" in done.stderr
-
-
 def test_bad_flags_are_named() -> None:
     command = [sys.executable, "-m", MODULE, *ORACLE, "--port", "99999"]
     bad = subprocess.run(

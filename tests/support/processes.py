@@ -22,14 +22,18 @@ START_TIMEOUT_S = 600.0  # the first start on a machine compiles kernels
 class ServiceProcess:
     """One module that runs as a process on loopback, on a port of its own choosing."""
 
-    def __init__(self, module: str, arguments: list[str], directory: Path) -> None:
+    def __init__(self, module: str, arguments: list[str], directory: Path, stdin: int | None = None) -> None:
+        """`stdin`: a descriptor; None: /dev/null."""
         directory.mkdir(parents=True, exist_ok=True)
         self._port_file = directory / "port"
         self._log_file = directory / "log"
         with self._log_file.open("wb") as log, open(os.devnull, "rb") as nothing:
             flags = ["--port", "0", "--port-file", str(self._port_file), *arguments]
             self._process = ForkedProcess(
-                Command(module, flags, environment()), nothing.fileno(), log.fileno(), log.fileno()
+                Command(module, flags, environment()),
+                nothing.fileno() if stdin is None else stdin,
+                log.fileno(),
+                log.fileno(),
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The health port: grpc.health.v1 alone, in plaintext and without a token, for an orchestrator's probes.
+"""The published health, and the health port: health checks alone, in plaintext and without a token.
 
 Orchestrators' own gRPC probes speak neither TLS nor tokens. The port tells what the service's own port tells
 every caller too, and whether the process is alive.
@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 from paceline.channel import Link, server_options
 
 from service_kit.audit import Audit
@@ -29,6 +30,24 @@ _BOUNDS = {
     "grpc.max_concurrent_streams": 16,  # of a connection
 }
 """Everybody who reaches the port is answered, so little is enough to answer probes."""
+
+
+class PublishedHealth:
+    """The health status of the whole server ("") and of its service, by grpc.health.v1."""
+
+    def __init__(self, service: str) -> None:
+        self.servicer = HealthServicer()
+        self._service = service
+        self._serving: bool | None = None
+
+    async def show(self, serving: bool) -> None:  # noqa: FBT001  # its one argument is what its name says
+        """Set the status, and tell it to watchers if it has changed."""
+        if serving is self._serving:
+            return
+        self._serving = serving
+        status = health_pb2.HealthCheckResponse
+        for name in ("", self._service):
+            await self.servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
 class HealthPort:
