@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import grpc.aio
+from paceline.channel import PUBLIC_MESSAGE_BYTES
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from service_kit.credentials import Credentials
@@ -20,6 +21,7 @@ from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_ser
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
 from scheduler_service.rpc.codec.adapters import check_still_served, find_adapter
+from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.embed import EmbedTask
 from scheduler_service.rpc.codec.output import UnaryAnswer, output_message
 from scheduler_service.rpc.codec.requests import (
@@ -28,13 +30,16 @@ from scheduler_service.rpc.codec.requests import (
     check_priority,
     check_prompt,
     check_request,
+    check_returned_prompt,
 )
 from scheduler_service.rpc.codec.rerank import RerankTask
 from scheduler_service.rpc.codec.responses import (
     model_info,
     service_status,
+    shown_tokens,
     tokenize_response,
     tokenizer_pieces,
+    vocabulary_part,
 )
 from scheduler_service.rpc.codec.score import ScoreTask
 from scheduler_service.rpc.codec.tools import grammar_of_demand, required_format
@@ -121,16 +126,21 @@ class SchedulerServicer(SchedulerServiceServicer):
         """
         served = self._served(context)
         self._check_model(request.model, served)
-        if request.HasField("add_special_tokens"):
-            raise unsupported("add_special_tokens")
-        if request.return_tokens:
-            raise unsupported("return_tokens")
         caller = self._credentials.identify(context)
-        ids = await _token_ids(check_prompt(request, served.model), served, caller)
-        parts = []
-        for part in tokenize_response(ids):
-            parts.append(part)
-            await asyncio.sleep(0)
+        prompt = check_prompt(request, served.model)
+        begins = True
+        if request.HasField("add_special_tokens"):
+            if isinstance(prompt, ChatPrompt):
+                raise invalid("add_special_tokens", "not with messages: the chat template writes them")
+            begins = request.add_special_tokens
+        ids = await _token_ids(prompt, served, caller, begins=begins)
+        parts = [part async for part in _in_turns(tokenize_response(ids))]
+        if request.return_tokens and served.text is not None:
+            size = sum(map(len, parts))
+            async for part in _in_turns(shown_tokens(ids, served.text.vocabulary)):
+                parts.append(part)
+                size += len(part)
+                check_size("return_tokens", size, PUBLIC_MESSAGE_BYTES, "bytes of the reply")
         return b"".join(parts)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _Context) -> pb.DetokenizeResponse:
@@ -180,14 +190,23 @@ class SchedulerServicer(SchedulerServiceServicer):
         for piece in tokenizer_pieces(served.files, served.model.eos_token_ids):
             await context.write(piece)
 
-    async def GetVocabulary(  # type: ignore[override]
+    async def GetVocabulary(  # type: ignore[override]  # encodes by itself
         self, request: pb.GetVocabularyRequest, context: _Context
-    ) -> None:
-        """Not built yet, as the next four."""
-        raise not_served("GetVocabulary")
+    ) -> bytes:
+        """The bytes of tokens from an id on, about a mebibyte of them."""
+        served = self._served(context)
+        self._check_model(request.model, served)
+        if served.text is None:
+            raise ServiceError(ErrorReason.TOKENIZER_NOT_FOUND, "the model has no tokenizer")
+        fingerprint, size = served.model.vocabulary.fingerprint, served.model.vocab_size
+        check_range("first_id", request.first_id, 0, size - 1)
+        if request.known_fingerprint == fingerprint:
+            return pb.GetVocabularyResponse(fingerprint=fingerprint).SerializeToString()
+        parts = vocabulary_part(served.text.vocabulary, fingerprint, size, request.first_id)
+        return b"".join([part async for part in _in_turns(parts)])
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: _Context) -> pb.WhyWaitingResponse:
-        """Refused."""
+        """Refused, as the next three: they are not built yet."""
         raise not_served("WhyWaiting")
 
     async def WatchSteps(  # type: ignore[override]
@@ -271,6 +290,7 @@ class SchedulerServicer(SchedulerServiceServicer):
                 warnings = await self._service.grammars.check(grammar, caller, deadline, field)
                 checked = replace(checked, warnings=warnings)
             ids = await _token_ids(checked.prompt, served, caller)
+            check_returned_prompt(checked, len(ids))
             check_still_served(checked.adapter, served.model, self._service.wanted)
             stream = self._service.streams.admit(
                 checked,
@@ -313,8 +333,17 @@ async def _grammar_of_demand(prompt: ChatPrompt, served: Served, caller: Identit
     return grammar_of_demand(text, served.model)
 
 
-async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequence[int]:
-    """The prompt's token ids, at least one. Raises ServiceError."""
+async def _in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Parts of a reply, with turns of other tasks between them."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
+async def _token_ids(
+    prompt: Prompt, served: Served, caller: Identity, *, begins: bool = True
+) -> Sequence[int]:
+    """The prompt's token ids, at least one. Text gets a BOS only if it `begins`. Raises ServiceError."""
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
     field = "text" if isinstance(prompt, TextPrompt) else "messages"
@@ -323,7 +352,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
         raise invalid(field, "the model has no tokenizer: send token_ids")
     with text_errors(field):
         if isinstance(prompt, TextPrompt):
-            ids = await model_text.encode_text(prompt.text, caller.name)
+            ids = await model_text.encode_text(prompt.text, caller.name, begins=begins)
         else:
             ids = await model_text.encode_messages(
                 prompt.messages,
@@ -331,6 +360,7 @@ async def _token_ids(prompt: Prompt, served: Served, caller: Identity) -> Sequen
                 arguments=prompt.arguments,
                 tools=prompt.tools,
                 continues=prompt.continues,
+                opens=prompt.opens,
                 caller=caller.name,
             )
     if not ids:

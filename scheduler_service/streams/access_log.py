@@ -1,4 +1,5 @@
-"""The access log: one line at the end of each admitted request, at info. It has no text and no token ids.
+"""The access log: one line at the end of each admitted request, at info. It has no text and no token ids,
+but the labels that the client gave.
 
 Requests that are refused are logged by `service_kit.audit`, at a bounded rate.
 """
@@ -41,6 +42,7 @@ def log_end(stream: RequestStream | EvaluationStream, now: float, *, client_left
         completion_tokens=sum(one.tokens for one in completions),
         reason=CLIENT_LEFT if client_left else _reason(stream, completions),
         ms=round(1000 * (now - stream.arrival)),
+        **({"labels": stream.labels} if stream.labels else {}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service_kit.identity import Identity
@@ -28,6 +28,7 @@ class EvaluationCall:
     adapter: ServedAdapter | None = None  # None: the model as it is
     method: str = ""  # that was called: Score, Embed, Rerank
     model: str = ""  # name of the model, or of the adapter
+    labels: Mapping[str, str] = field(default_factory=dict)  # for the log
 
     def to_core(
         self,
@@ -77,7 +78,7 @@ class EvaluationStream:
         self, call: EvaluationCall, core_id: str, identity: str, arrival: float, inputs: int
     ) -> None:
         self.request_id = call.id  # the caller's; two callers may use the same one
-        self.method, self.model = call.method, call.model
+        self.method, self.model, self.labels = call.method, call.model, call.labels
         self.prompt_tokens = 0  # of all inputs
         self.core_id = core_id  # the core's, unique
         self.identity = identity  # the caller's

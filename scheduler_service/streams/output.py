@@ -28,6 +28,7 @@ class OutputStart:
     max_tokens: int  # of each completion
     cached_tokens: int  # prefix hit of the prompt
     warnings: Sequence[str]  # parts of the request that have no effect
+    returns_prompt: bool = False  # the client wants the prompt's token ids
 
 
 @dataclass(slots=True)

@@ -152,8 +152,16 @@ class StreamRegistry:
         self, request: Request, model: ServedModel, adapter: ServedAdapter | None, stream: RequestStream
     ) -> OutputStart:
         max_tokens = self._core.max_tokens(request)
-        cached, warnings = stream.cached_tokens, stream.warnings
-        return OutputStart(stream.request_id, request, model, adapter, max_tokens, cached, warnings)
+        return OutputStart(
+            stream.request_id,
+            request,
+            model,
+            adapter,
+            max_tokens,
+            stream.cached_tokens,
+            stream.warnings,
+            returns_prompt=stream.returns_prompt,
+        )
 
     def post(self, events: Iterable[Event]) -> None:
         """Keep events for the next `deliver`, so that the next step can be sent first.

@@ -35,6 +35,7 @@ class ChatPrompt:
     messages: tuple[Mapping[str, object], ...]  # each with its role and content
     arguments: Mapping[str, object] = field(default_factory=dict)  # further variables of the template
     continues: bool = False  # the completion continues the last message, instead of beginning a new one
+    opens: bool = True  # the prompt ends with the opening of an answer, unless it continues one
     tools: tuple[SentTool, ...] = ()  # that the model may call
     demanded: tuple[int, ...] = ()  # indices of tools: the output must be calls of these, if there are any
     single_call: bool = False  # exactly one call is demanded
@@ -50,6 +51,7 @@ class StreamOptions:
     ids: bool = True  # with their logprobs
     text: bool = True
     include_stop_string: bool = False
+    prompt_ids: bool = False  # with the first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class CheckedRequest:
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
     warnings: tuple[str, ...] = ()  # parts of the request that have no effect
     prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
+    labels: Mapping[str, str] = field(default_factory=dict)  # for the log
 
     @property
     def grammar_field(self) -> str:

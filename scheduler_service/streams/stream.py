@@ -87,8 +87,10 @@ class RequestStream:
         self.cached_tokens = 0  # prefix hit of the prompt; set with the first tokens
         self.make_start: Callable[[RequestStream], OutputStart] | None = None
         """Makes the first output; None once the reader has taken it."""
+        self.labels = checked.labels  # for the log
         self.digest = checked.digest  # of the request's bytes; empty: a resend can't be recognized
         self.grammar_field, self.warnings = checked.grammar_field, checked.warnings
+        self.returns_prompt = checked.output.prompt_ids
         self._terminators = checked.terminators
         strings = StopStrings(checked.stop_strings) if checked.stop_strings else None
         self.completions = [

@@ -46,6 +46,7 @@ class ChatItem:
     arguments: Mapping[str, object] = dataclasses.field(default_factory=dict)
     tools: Sequence[SentTool] = ()
     continues: bool = False
+    opens: bool = True
 
     def sent(self) -> dict[str, object]:
         """As the tokenizer process reads it."""
@@ -54,6 +55,7 @@ class ChatItem:
             "arguments": dict(self.arguments),
             "tools": list(self.tools),
             "continues": self.continues,
+            "opens": self.opens,
         }
         return {"field": self.field, "chat": chat}
 

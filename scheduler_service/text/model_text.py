@@ -85,14 +85,14 @@ class ModelText:
             await asyncio.sleep(0)
         return "".join(texts) + detokenizer.flush()
 
-    async def encode_text(self, text: str, caller: str = "") -> array[int]:
-        """Ids of plain text, with BOS in front if the tokenizer's configuration says so.
+    async def encode_text(self, text: str, caller: str = "", *, begins: bool = True) -> array[int]:
+        """Ids of plain text, with BOS in front if the tokenizer's configuration says so and it `begins`.
 
         Text that spells a control token becomes that token. `caller`: who takes turns with other callers in
         the pool. Raises PromptError if the text can't be tokenized, BusyError if too much text is queued (a
         retry may succeed), StuckError if the tokenizer process does not answer.
         """
-        return unpack_ints(await self._pool.submit({"op": "text"}, text.encode(), caller))
+        return unpack_ints(await self._pool.submit({"op": "text", "begins": begins}, text.encode(), caller))
 
     async def encode_messages(
         self,
@@ -102,6 +102,7 @@ class ModelText:
         arguments: Mapping[str, object] = MappingProxyType({}),
         tools: Sequence[SentTool] = (),
         continues: bool = False,
+        opens: bool = True,
         caller: str = "",
     ) -> array[int]:
         """Token ids of messages, rendered by the chat template; BOS is added by the template alone.
@@ -109,7 +110,8 @@ class ModelText:
         Arguments of calls in messages are JSON; the template gets text for those that are no object.
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
         rendered text, `arguments` are further variables of the template, `tools` what the model may call, and
-        with `continues` the prompt ends with the last message's content. `caller` and errors are those of
+        with `continues` the prompt ends with the last message's content, and without `opens` behind the last
+        message. `caller` and errors are those of
         `encode_text`; ChatTemplateUnusable if the model's template can't be used.
         """
         self._check_chats("messages")
@@ -118,6 +120,7 @@ class ModelText:
             "arguments": dict(arguments),
             "tools": list(tools),
             "continues": continues,
+            "opens": opens,
         }
         payload = json.dumps(chat, ensure_ascii=False).encode()
         return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))

@@ -119,7 +119,8 @@ class TextPool:
         self._accepted = header, files.tokenizer_json
         self._accepting.set()
         size = 4 * answer["count"]
-        pieces = TokenBytes(payload[size:], unpack_ints(payload[:size]), answer["strip"])
+        lengths, special = unpack_ints(payload[:size]), dict(answer["special"])
+        pieces = TokenBytes(payload[size:], lengths, answer["strip"], special)
         return LoadedTokenizer(pieces, answer["chat"], answer["added"])
 
     async def submit(self, header: Header, payload: bytes, caller: str = "") -> bytes:

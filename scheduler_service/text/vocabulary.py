@@ -6,7 +6,8 @@ A tokenizer process computes them once (`worker.pieces`) and sends them as one b
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 
@@ -17,6 +18,7 @@ class TokenBytes:
     data: bytes
     lengths: array[int]  # number of bytes of each id, from id 0 on
     strip: int  # number of spaces to remove from the beginning of a text
+    special: Mapping[int, str] = field(default_factory=dict)  # texts of the special tokens, by id
 
 
 class Vocabulary(dict[int, bytes]):
@@ -28,9 +30,18 @@ class Vocabulary(dict[int, bytes]):
         self._ends = array("q", accumulate(pieces.lengths))
         self.strip = pieces.strip
         """Number of spaces to remove from the beginning of a text."""
+        self.special = pieces.special
+        """The special tokens' texts by id: no text has their bytes."""
 
     def __missing__(self, id_: int) -> bytes:
-        ends = self._ends
-        piece = self._data[ends[id_ - 1] if id_ else 0 : ends[id_]] if 0 <= id_ < len(ends) else b""
-        self[id_] = piece
+        piece = self[id_] = self._piece(id_)
         return piece
+
+    def shown(self, id_: int) -> bytes:
+        """The bytes that show a token alone: also those of a special token's text. They are not kept."""
+        special = self.special.get(id_)
+        return self._piece(id_) if special is None else special.encode()
+
+    def _piece(self, id_: int) -> bytes:
+        ends = self._ends
+        return self._data[ends[id_ - 1] if id_ else 0 : ends[id_]] if 0 <= id_ < len(ends) else b""

@@ -58,10 +58,11 @@ type SchedulerServiceClient interface {
 	// the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
 	// model has no tokenizer.
 	GetTokenizer(ctx context.Context, in *GetTokenizerRequest, opts ...grpc.CallOption) (SchedulerService_GetTokenizerClient, error)
-	// The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-	// logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-	// enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
-	GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (SchedulerService_GetVocabularyClient, error)
+	// The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+	// 1 MiB at most, so all take several calls. They are the same as long as
+	// GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+	// NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+	GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (*GetVocabularyResponse, error)
 	// Live counters, and the load figures that a router needs.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
@@ -234,36 +235,13 @@ func (x *schedulerServiceGetTokenizerClient) Recv() (*GetTokenizerResponse, erro
 	return m, nil
 }
 
-func (c *schedulerServiceClient) GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (SchedulerService_GetVocabularyClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[2], "/paceline.scheduler.v1.SchedulerService/GetVocabulary", opts...)
+func (c *schedulerServiceClient) GetVocabulary(ctx context.Context, in *GetVocabularyRequest, opts ...grpc.CallOption) (*GetVocabularyResponse, error) {
+	out := new(GetVocabularyResponse)
+	err := c.cc.Invoke(ctx, "/paceline.scheduler.v1.SchedulerService/GetVocabulary", in, out, opts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &schedulerServiceGetVocabularyClient{stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-type SchedulerService_GetVocabularyClient interface {
-	Recv() (*GetVocabularyResponse, error)
-	grpc.ClientStream
-}
-
-type schedulerServiceGetVocabularyClient struct {
-	grpc.ClientStream
-}
-
-func (x *schedulerServiceGetVocabularyClient) Recv() (*GetVocabularyResponse, error) {
-	m := new(GetVocabularyResponse)
-	if err := x.ClientStream.RecvMsg(m); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return out, nil
 }
 
 func (c *schedulerServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
@@ -285,7 +263,7 @@ func (c *schedulerServiceClient) WhyWaiting(ctx context.Context, in *WhyWaitingR
 }
 
 func (c *schedulerServiceClient) WatchSteps(ctx context.Context, in *WatchStepsRequest, opts ...grpc.CallOption) (SchedulerService_WatchStepsClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[3], "/paceline.scheduler.v1.SchedulerService/WatchSteps", opts...)
+	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[2], "/paceline.scheduler.v1.SchedulerService/WatchSteps", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +295,7 @@ func (x *schedulerServiceWatchStepsClient) Recv() (*WatchStepsResponse, error) {
 }
 
 func (c *schedulerServiceClient) WatchSchedulers(ctx context.Context, in *WatchSchedulersRequest, opts ...grpc.CallOption) (SchedulerService_WatchSchedulersClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[4], "/paceline.scheduler.v1.SchedulerService/WatchSchedulers", opts...)
+	stream, err := c.cc.NewStream(ctx, &_SchedulerService_serviceDesc.Streams[3], "/paceline.scheduler.v1.SchedulerService/WatchSchedulers", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -402,10 +380,11 @@ type SchedulerServiceServer interface {
 	// the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
 	// model has no tokenizer.
 	GetTokenizer(*GetTokenizerRequest, SchedulerService_GetTokenizerServer) error
-	// The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-	// logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-	// enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
-	GetVocabulary(*GetVocabularyRequest, SchedulerService_GetVocabularyServer) error
+	// The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+	// 1 MiB at most, so all take several calls. They are the same as long as
+	// GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+	// NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+	GetVocabulary(context.Context, *GetVocabularyRequest) (*GetVocabularyResponse, error)
 	// Live counters, and the load figures that a router needs.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
@@ -469,8 +448,8 @@ func (UnimplementedSchedulerServiceServer) GetModelInfo(context.Context, *GetMod
 func (UnimplementedSchedulerServiceServer) GetTokenizer(*GetTokenizerRequest, SchedulerService_GetTokenizerServer) error {
 	return status.Errorf(codes.Unimplemented, "method GetTokenizer not implemented")
 }
-func (UnimplementedSchedulerServiceServer) GetVocabulary(*GetVocabularyRequest, SchedulerService_GetVocabularyServer) error {
-	return status.Errorf(codes.Unimplemented, "method GetVocabulary not implemented")
+func (UnimplementedSchedulerServiceServer) GetVocabulary(context.Context, *GetVocabularyRequest) (*GetVocabularyResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method GetVocabulary not implemented")
 }
 func (UnimplementedSchedulerServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method GetStatus not implemented")
@@ -686,25 +665,22 @@ func (x *schedulerServiceGetTokenizerServer) Send(m *GetTokenizerResponse) error
 	return x.ServerStream.SendMsg(m)
 }
 
-func _SchedulerService_GetVocabulary_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(GetVocabularyRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
+func _SchedulerService_GetVocabulary_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetVocabularyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
 	}
-	return srv.(SchedulerServiceServer).GetVocabulary(m, &schedulerServiceGetVocabularyServer{stream})
-}
-
-type SchedulerService_GetVocabularyServer interface {
-	Send(*GetVocabularyResponse) error
-	grpc.ServerStream
-}
-
-type schedulerServiceGetVocabularyServer struct {
-	grpc.ServerStream
-}
-
-func (x *schedulerServiceGetVocabularyServer) Send(m *GetVocabularyResponse) error {
-	return x.ServerStream.SendMsg(m)
+	if interceptor == nil {
+		return srv.(SchedulerServiceServer).GetVocabulary(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/paceline.scheduler.v1.SchedulerService/GetVocabulary",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SchedulerServiceServer).GetVocabulary(ctx, req.(*GetVocabularyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _SchedulerService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -840,6 +816,10 @@ var _SchedulerService_serviceDesc = grpc.ServiceDesc{
 			Handler:    _SchedulerService_GetModelInfo_Handler,
 		},
 		{
+			MethodName: "GetVocabulary",
+			Handler:    _SchedulerService_GetVocabulary_Handler,
+		},
+		{
 			MethodName: "GetStatus",
 			Handler:    _SchedulerService_GetStatus_Handler,
 		},
@@ -861,11 +841,6 @@ var _SchedulerService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "GetTokenizer",
 			Handler:       _SchedulerService_GetTokenizer_Handler,
-			ServerStreams: true,
-		},
-		{
-			StreamName:    "GetVocabulary",
-			Handler:       _SchedulerService_GetVocabulary_Handler,
 			ServerStreams: true,
 		},
 		{

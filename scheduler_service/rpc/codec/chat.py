@@ -47,8 +47,6 @@ _OWN_VARIABLES = frozenset(
 
 def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
     """The chat prompt of a request. Raises ServiceError."""
-    if chat.omit_opening:
-        raise unsupported("messages.omit_opening")
     tools = check_tools(chat, model)
     size = chat.template_arguments.ByteSize()
     check_size("messages.template_arguments", size, model.limits.max_prompt_bytes, "bytes")
@@ -56,9 +54,17 @@ def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
     messages = _messages(chat.messages, tool_bytes(chat), model)
     if chat.continue_final_message and not str(messages[-1]["content"]).strip():
         raise invalid("messages.continue_final_message", "the last message has no content to go on")
+    if chat.continue_final_message and chat.omit_opening:
+        raise invalid("messages.omit_opening", "not with continue_final_message, which has no opening")
     demanded = demanded_tools(chat.tool_choice, tools)
     return ChatPrompt(
-        messages, arguments, chat.continue_final_message, tools, demanded, bool(chat.tool_choice.name)
+        messages,
+        arguments,
+        continues=chat.continue_final_message,
+        opens=not chat.omit_opening,
+        tools=tools,
+        demanded=demanded,
+        single_call=bool(chat.tool_choice.name),
     )
 
 

@@ -12,11 +12,11 @@ from paceline.channel import PUBLIC_MESSAGE_BYTES
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.core.evaluation import Evaluation
-from scheduler_service.errors import invalid, unsupported
+from scheduler_service.errors import invalid
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.adapters import AdapterNames, find_adapter
 from scheduler_service.rpc.codec.checks import check_size
-from scheduler_service.rpc.codec.requests import check_request_id, check_salt, check_token_ids
+from scheduler_service.rpc.codec.requests import check_labels, check_request_id, check_salt, check_token_ids
 from scheduler_service.streams.evaluation import EvaluatedInput, EvaluationCall
 from scheduler_service.text.items import PlainItem, TextItem
 
@@ -59,8 +59,7 @@ class EvaluationTask(Protocol):
 def check_call(message: EvaluationRequest, model: ServedModel, adapters: AdapterNames) -> EvaluationCall:
     """The fields that all evaluations have. Raises ServiceError."""
     check_size("request", message.ByteSize(), PUBLIC_MESSAGE_BYTES, "bytes")
-    if message.labels:
-        raise unsupported("labels")
+    labels = check_labels(message.labels)
     adapter = find_adapter(message.model, model, adapters)
     request_id = check_request_id(message.request_id)
     digest = b""
@@ -75,6 +74,7 @@ def check_call(message: EvaluationRequest, model: ServedModel, adapters: Adapter
         adapter,
         method=message.DESCRIPTOR.name.removesuffix("Request"),
         model=model.name if adapter is None else adapter.name,
+        labels=labels,
     )
 
 

@@ -72,6 +72,7 @@ def _started(start: OutputStart) -> pb.Started:
         continued_tokens=sum(len(one.ids) for one in request.continued),
         adapter_fingerprint=request.adapter,
         warnings=start.warnings,
+        prompt_token_ids=request.prompt if start.returns_prompt else (),
     )
 
 
@@ -130,6 +131,8 @@ class UnaryAnswer:
         for output in outputs:
             if isinstance(output, OutputStart):
                 self._response.warnings.extend(output.warnings)
+                if output.returns_prompt:
+                    self._response.prompt_token_ids.extend(output.request.prompt)
                 continue
             if isinstance(output, PromptOutput):
                 continue

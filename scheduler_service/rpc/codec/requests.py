@@ -10,7 +10,7 @@ import hashlib
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,9 @@ from scheduler_service.streams.request import (
 MAX_REQUEST_ID_BYTES = 128
 MAX_SALT_BYTES = 256
 MAX_ABORTS = 1024
+MAX_LABELS, MAX_LABEL_NAME_BYTES, MAX_LABEL_BYTES, MAX_LABELS_BYTES = 32, 64, 2048, 16 << 10
+MAX_RETURNED_IDS = 1 << 19
+"""Token ids of a prompt that are sent back: at most 2 MiB."""
 _REQUEST_ID = re.compile(r"[!-~]+")  # visible ASCII: the id is sent as gRPC metadata
 
 
@@ -102,6 +105,7 @@ def check_request(
         continuation=_continuation(message, model, adapter),
         digest=_digest(message),
         prompt_logprobs=_prompt_logprobs(message, model),
+        labels=check_labels(message.labels),
     )
 
 
@@ -110,6 +114,27 @@ def check_salt(given: str) -> bytes:
     salt = given.encode()
     check_size("cache_salt", len(salt), MAX_SALT_BYTES, "bytes")
     return salt
+
+
+def check_labels(given: Mapping[str, str]) -> dict[str, str]:
+    """What the caller wants to find in the log. Raises ServiceError."""
+    check_size("labels", len(given), MAX_LABELS, "labels")
+    total = 0
+    for name, text in given.items():
+        if not name:
+            raise invalid("labels", "a label's name must not be empty")
+        size, name_size = len(text.encode()), len(name.encode())
+        check_size("labels", name_size, MAX_LABEL_NAME_BYTES, "bytes of a name")
+        check_size(f"labels[{name}]", size, MAX_LABEL_BYTES, "bytes")
+        total += size + name_size
+    check_size("labels", total, MAX_LABELS_BYTES, "bytes in all")
+    return dict(given)
+
+
+def check_returned_prompt(checked: CheckedRequest, tokens: int) -> None:
+    """Raises ServiceError if the prompt's ids are to be sent back and are too many for a message."""
+    if checked.output.prompt_ids:
+        check_size("return_prompt_token_ids", tokens, MAX_RETURNED_IDS, "tokens of the prompt")
 
 
 def _prompt_logprobs(message: pb.GenerateRequest, model: ServedModel) -> int | None:
@@ -121,7 +146,7 @@ def _prompt_logprobs(message: pb.GenerateRequest, model: ServedModel) -> int | N
     return message.prompt_logprobs
 
 
-_UNSUPPORTED = ("labels", "ttft_ms", "tpot_ms", "return_prompt_token_ids")
+_UNSUPPORTED = ("ttft_ms", "tpot_ms")
 """Fields of GenerateRequest whose features are missing here."""
 
 
@@ -136,7 +161,12 @@ def _stream_options(message: pb.GenerateRequest) -> StreamOptions:
     if message.returns not in _RETURNS:
         raise invalid("returns", f"unknown value {message.returns}")
     ids, text = _RETURNS[message.returns]
-    return StreamOptions(ids=ids, text=text, include_stop_string=message.stop.include_stop_string)
+    return StreamOptions(
+        ids=ids,
+        text=text,
+        include_stop_string=message.stop.include_stop_string,
+        prompt_ids=message.return_prompt_token_ids,
+    )
 
 
 def _continuation(

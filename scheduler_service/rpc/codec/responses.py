@@ -26,15 +26,41 @@ from scheduler_service.rpc.codec.adapters import named_adapters
 from scheduler_service.rpc.codec.embed import POOLINGS
 from scheduler_service.rpc.codec.requests import DRAFTERS
 from scheduler_service.rpc.codec.tools import MAX_TOOLS
+from scheduler_service.text.vocabulary import Vocabulary
 
 TOKEN_IDS_AT_ONCE = 1 << 14
 """Token ids encoded in one part of a TokenizeResponse, which takes less than a millisecond."""
+TOKENS_AT_ONCE = 1 << 10
+"""Tokens whose bytes are encoded in one part."""
+VOCABULARY_BYTES = 1 << 20
+"""Of a reply, after which it has no further part."""
 
 
 def tokenize_response(ids: Sequence[int]) -> Iterator[bytes]:
     """An encoded TokenizeResponse in parts to be concatenated (protobuf joins repeated fields)."""
     for start in range(0, len(ids), TOKEN_IDS_AT_ONCE):
         yield pb.TokenizeResponse(token_ids=ids[start : start + TOKEN_IDS_AT_ONCE]).SerializeToString()
+
+
+def shown_tokens(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[bytes]:
+    """The part of an encoded TokenizeResponse that has the tokens' bytes, likewise."""
+    for start in range(0, len(ids), TOKENS_AT_ONCE):
+        shown = map(vocabulary.shown, ids[start : start + TOKENS_AT_ONCE])
+        yield pb.TokenizeResponse(tokens=shown).SerializeToString()
+
+
+def vocabulary_part(vocabulary: Vocabulary, fingerprint: bytes, size: int, first_id: int) -> Iterator[bytes]:
+    """An encoded GetVocabularyResponse in parts, with the tokens from `first_id` to at most `size`."""
+    sent = 0
+    while first_id < size and sent < VOCABULARY_BYTES:
+        ids = range(first_id, min(first_id + TOKENS_AT_ONCE, size))
+        part = pb.GetVocabularyResponse(
+            tokens=map(vocabulary.shown, ids), control_ids=[id_ for id_ in ids if id_ in vocabulary.special]
+        ).SerializeToString()
+        first_id, sent = ids.stop, sent + len(part)
+        yield part
+    next_id = first_id if first_id < size else 0
+    yield pb.GetVocabularyResponse(fingerprint=fingerprint, next_id=next_id).SerializeToString()
 
 
 def model_info(
@@ -90,6 +116,7 @@ def model_info(
         metadata=model.card.metadata,
         loaded_at_s=model.card.loaded_at_s,
         caller=pb.Caller(name=caller.name, max_priority=caller.max_priority, admin=caller.admin),
+        vocabulary_fingerprint=model.vocabulary.fingerprint if has_text else b"",
     )
 
 
@@ -103,6 +130,7 @@ def _capabilities(
         pb.CAPABILITY_LOGPROBS: model.limits.max_logprobs > 0,
         pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
         pb.CAPABILITY_CONTINUATION: True,
+        pb.CAPABILITY_LABELS: True,
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_REASONING: model.reasoning is not None,

@@ -145,4 +145,4 @@ def _chat(field: str, messages: pb.Messages, model: ServedModel) -> ChatItem:
             raise
         problem = error.message.removeprefix(f"{error.field}: ")
         raise invalid(field + error.field.removeprefix("messages"), problem) from error
-    return ChatItem(field, chat.messages, chat.arguments, chat.tools, chat.continues)
+    return ChatItem(field, chat.messages, chat.arguments, chat.tools, chat.continues, chat.opens)

@@ -5,7 +5,7 @@ process exits when the scheduler closes its end.
 
     at the start                                           ->  {threads}: a thread id of the system per lane
     {op: load, lane, chat_template, ...} + tokenizer.json  ->  {lane, chat, strip, ...} + lengths + pieces
-    {op: text, lane} + text                                ->  {lane} + token ids
+    {op: text, lane, begins} + text                        ->  {lane} + token ids
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     {op: items, lane, max_bytes} + items as JSON           ->  {lane} + number of ids of each, then their ids
     {op: calls, lane, style, single} + tools as JSON       ->  {lane} + a grammar of calls
@@ -139,7 +139,7 @@ class Worker:
             assert encoder is not None
             match job["op"]:
                 case "text":
-                    return {}, _packed(encoder.encode_text(payload.decode()))
+                    return {}, _packed(encoder.encode_text(payload.decode(), begins=job["begins"]))
                 case "calls":
                     added = encoder.added_tokens(MARKERS)
                     return {}, grammar_of_calls(payload, job["style"], added, single=job["single"]).encode()
@@ -167,6 +167,7 @@ class Worker:
         header = {
             "chat": encoder.has_chat_template,
             "strip": pieces.strip,
+            "special": list(pieces.special.items()),
             "count": len(pieces.lengths),
             "added": encoder.added_tokens(job["markers"]),
         }

@@ -82,13 +82,14 @@ class ChatTemplate:
         arguments: Mapping[str, object] = MappingProxyType({}),
         tools: Sequence[Mapping[str, object]] = (),
         continues: bool = False,
+        opens: bool = True,
     ) -> str:
         """The prompt's text. Each message has a `role` and a `content`.
 
         The size is checked while the text is rendered: at most `max_bytes` in UTF-8. `now` is the template's
         current time. `arguments` are further variables of the template, `tools` what the model may call. With
         `continues` the text ends where the content of the last message does, instead of where a new turn
-        begins.
+        begins; without `opens` it ends behind the last message.
         Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
         """
         moment = now or datetime.now()
@@ -97,7 +98,7 @@ class ChatTemplate:
             **arguments,
             "messages": messages,
             "tools": tools or None,
-            "add_generation_prompt": not continues,
+            "add_generation_prompt": opens and not continues,
             "strftime_now": moment.strftime,
         }
         pieces, size = [], 0

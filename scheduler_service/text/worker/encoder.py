@@ -94,10 +94,11 @@ class Encoder:
         arguments: Mapping[str, object] = MappingProxyType({}),
         tools: Sequence[Mapping[str, object]] = (),
         continues: bool = False,
+        opens: bool = True,
     ) -> array[int]:
         """Ids of messages, rendered by the chat template; BOS is added by the template alone.
 
-        `arguments`, `tools` and `continues` are those of ChatTemplate.render.
+        `arguments`, `tools`, `continues` and `opens` are those of ChatTemplate.render.
         Raises ChatTemplateError, RenderedTooLargeError.
         """
         template, control = self._template, self._control
@@ -108,7 +109,7 @@ class Encoder:
                 raise ChatTemplateError("is none that the chat template knows", f"messages[{index}].role")
         now = datetime.now()
         text = template.render(
-            messages, max_bytes, now, arguments=arguments, tools=tools, continues=continues
+            messages, max_bytes, now, arguments=arguments, tools=tools, continues=continues, opens=opens
         )
         spans = control.spans(text)
         marked, own = text, spans
@@ -129,6 +130,7 @@ class Encoder:
                 arguments=control.marked_values(arguments),
                 tools=[control.marked_values(tool) for tool in tools],
                 continues=continues,
+                opens=opens,
             )
             own, restored = control.spans(marked), control.unmarked
         expected = [span.id for span in own if span.id in self._counted]

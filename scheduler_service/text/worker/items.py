@@ -59,7 +59,12 @@ def encode_chat(encoder: Encoder, chat: Chat, max_bytes: int) -> array[int]:
     """Ids of a chat. Raises as Encoder.encode_messages, and SentJsonError."""
     try:
         return encoder.encode_messages(
-            chat.messages, max_bytes, arguments=chat.arguments, tools=chat.tools, continues=chat.continues
+            chat.messages,
+            max_bytes,
+            arguments=chat.arguments,
+            tools=chat.tools,
+            continues=chat.continues,
+            opens=chat.opens,
         )
     except ChatTemplateError as error:
         if not chat.unparsed:

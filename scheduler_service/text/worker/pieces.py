@@ -40,16 +40,16 @@ def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
         total += len(piece)
         if total > MAX_BYTES:
             raise UnsupportedTokenizerError(f"its tokens have more than {MAX_BYTES} bytes")
-    return TokenBytes(b"".join(data), array("I", map(len, data)), decoder.strip)
+    return TokenBytes(b"".join(data), array("I", map(len, data)), decoder.strip, decoder.special)
 
 
 class _Decoder:
     """A tokenizer's decoder, applied to single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._special = frozenset(
-            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.special = {id_: token.content for id_, token in added if token.special}
+        """Texts of the special tokens, by id."""
         steps = _decoder_steps(tokenizer)
         kinds = [step["type"] for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
@@ -79,7 +79,7 @@ class _Decoder:
 
     def piece(self, id_: int, token: str) -> bytes:
         """The bytes of a token."""
-        if id_ in self._special:
+        if id_ in self.special:
             return b""
         if self._byte_level:
             try:

@@ -32,6 +32,7 @@ class Chat:
     arguments: Mapping[str, object]
     tools: Sequence[Mapping[str, object]]
     continues: bool
+    opens: bool
     unparsed: str
     """Field of the first call whose arguments are no JSON object: the template gets their text. "": none."""
 
@@ -52,7 +53,7 @@ def parsed_chat(sent: dict[str, Any]) -> Chat:
             except ValueError:
                 unparsed = unparsed or f"messages[{at}].tool_calls[{index}].arguments"
     tools = [_parsed(index, SentTool(*tool)).for_template() for index, tool in enumerate(sent["tools"])]
-    return Chat(sent["messages"], sent["arguments"], tools, sent["continues"], unparsed)
+    return Chat(sent["messages"], sent["arguments"], tools, sent["continues"], sent["opens"], unparsed)
 
 
 def grammar_of_calls(payload: bytes, style: str, added: Mapping[str, int], *, single: bool) -> str:

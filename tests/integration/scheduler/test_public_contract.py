@@ -30,11 +30,8 @@ async def channel(stack: Stack) -> AsyncIterator[grpc.aio.Channel]:
 
 
 UNSUPPORTED = [
-    pb.GenerateRequest(labels={"team": "x"}),
     pb.GenerateRequest(ttft_ms=5),
     pb.GenerateRequest(tpot_ms=5),
-    pb.GenerateRequest(return_prompt_token_ids=True),
-    pb.GenerateRequest(messages=pb.Messages(omit_opening=True)),
     pb.GenerateRequest(messages=pb.Messages(messages=[pb.Message(role="assistant", reasoning="r")])),
     pb.GenerateRequest(messages=pb.Messages(tools=[pb.Tool(name="t")])),
     pb.GenerateRequest(messages=pb.Messages(tool_choice=pb.ToolChoice(name="t"))),

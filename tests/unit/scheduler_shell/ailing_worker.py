@@ -29,9 +29,9 @@ def main() -> None:
     niceness = worker.limits.niceness
     ailments = set[str]()
 
-    def ailing_text(encoder: Encoder, text: str) -> array[int]:
+    def ailing_text(encoder: Encoder, text: str, *, begins: bool) -> array[int]:
         ailments.add(text)
-        return encode_text(encoder, text)
+        return encode_text(encoder, text, begins=begins)
 
     def ailing_head(header: Mapping[str, object], payload_bytes: int) -> bytes:
         if ANSWER in ailments:

@@ -169,6 +169,18 @@ def test_a_message_that_goes_on_has_the_ids_of_transformers(name: str, last: str
     assert list(style.encoder.encode_messages(messages, MAX_BYTES, continues=True)) == expected
 
 
+@names
+def test_a_chat_without_the_opening_of_an_answer_has_the_ids_of_transformers(name: str) -> None:
+    style = STYLES[name]
+    messages = [{"role": "user", "content": "hello"}]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=style.tokenizer(), chat_template=style.template)
+    tokenizer.bos_token, tokenizer.eos_token = style.bos or None, style.eos or None
+    expected = tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=False, return_dict=False
+    )
+    assert list(style.encoder.encode_messages(messages, MAX_BYTES, opens=False)) == expected
+
+
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{{ note }}"

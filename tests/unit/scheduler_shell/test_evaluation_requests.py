@@ -97,7 +97,7 @@ TOO_LONG = "x" * 1001
         (score(TEXT, top_logprobs=6), "top_logprobs: must be within [0, 5], not 6"),
         (score(TEXT, request_id="a b"), "request_id: must be visible ASCII characters"),
         (score(TEXT, cache_salt="s" * 257), "cache_salt: has 257 bytes, at most 256 are allowed"),
-        (score(TEXT, labels={"a": "b"}), "labels: this scheduler does not offer it"),
+        (score(TEXT, labels={"": "b"}), "labels: a label's name must not be empty"),
         (score(TEXT, model="other"), "model: 'other' is not served, 'small' is"),
         (embed(), "inputs: must not be empty"),
         (embed(pb.EmbedInput()), "inputs[0]: has neither text nor token_ids"),

@@ -30,7 +30,7 @@ bad = pytest.mark.parametrize("text", BAD)
 
 
 def chat(*turns: dict[str, Any], tools: tuple[tuple[str, str, str], ...] = ()) -> Chat:
-    sent = {"messages": turns, "arguments": {"x": 1}, "tools": tools, "continues": True}
+    sent = {"messages": turns, "arguments": {"x": 1}, "tools": tools, "continues": True, "opens": False}
     return parse_chat(json.dumps(sent).encode())
 
 
@@ -72,7 +72,7 @@ def test_messages_and_tools_are_what_templates_read() -> None:
     )
     first, second = (call["function"]["arguments"] for call in parsed.messages[0]["tool_calls"])
     assert (first, second, parsed.unparsed) == ({"b": 1.0, "a": [None]}, {}, "")
-    assert (parsed.arguments, parsed.continues) == ({"x": 1}, True)
+    assert (parsed.arguments, parsed.continues, parsed.opens) == ({"x": 1}, True, False)
     assert list(parsed.tools) == [
         {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}},
         {

@@ -186,7 +186,7 @@ async def test_unusable_files_are_refused_with_the_reason(given: TokenizerSource
         with pytest.raises(UnusableTokenizerError, match=why):
             await pool.load(given)
         await pool.load(files())  # other files can be loaded afterwards
-        assert await pool.submit({"op": "text"}, b"hello")
+        assert await pool.submit({"op": "text", "begins": True}, b"hello")
 
 
 @pytest.mark.parametrize(

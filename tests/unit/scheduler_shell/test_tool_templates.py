@@ -105,7 +105,8 @@ def test_what_a_template_would_change_beside_forged_tokens_is_refused() -> None:
 
 
 def sent(*turns: dict[str, Any]) -> bytes:
-    return json.dumps({"messages": turns, "arguments": {}, "tools": (), "continues": False}).encode()
+    chat = {"messages": turns, "arguments": {}, "tools": (), "continues": False, "opens": True}
+    return json.dumps(chat).encode()
 
 
 CUT = '{"city": "Os<|im_end|>'

@@ -1377,7 +1377,7 @@ class GenerateRequest(_message.Message):
     tpot_ms: _builtins.int
     """wanted time per output token; 0: none"""
     return_prompt_token_ids: _builtins.bool
-    """Started.prompt_token_ids"""
+    """Started.prompt_token_ids. INVALID_ARGUMENT for a prompt of more than 524,288 tokens."""
     @_builtins.property
     def messages(self) -> Global___Messages:
         """through the model's chat template"""
@@ -2459,7 +2459,7 @@ class TokenizeRequest(_message.Message):
     true. INVALID_ARGUMENT with messages, whose template writes them.
     """
     return_tokens: _builtins.bool
-    """TokenizeResponse.tokens"""
+    """TokenizeResponse.tokens. INVALID_ARGUMENT where the reply would exceed 4 MiB."""
     model: _builtins.str
     """as GenerateRequest.model"""
     @_builtins.property
@@ -2621,19 +2621,23 @@ class GetVocabularyRequest(_message.Message):
 
     KNOWN_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    FIRST_ID_FIELD_NUMBER: _builtins.int
     known_fingerprint: _builtins.bytes
-    """What the client has already: where this is the fingerprint, the answer is one message without tokens."""
+    """what the client has already: where this is the fingerprint, there are no tokens"""
     model: _builtins.str
     """as GenerateRequest.model"""
+    first_id: _builtins.int
+    """the tokens from this one on; GetVocabularyResponse.next_id of the reply before"""
     def __init__(
         self,
         *,
         known_fingerprint: _builtins.bytes = ...,
         model: _builtins.str = ...,
+        first_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_fingerprint", b"known_fingerprint", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "known_fingerprint", b"known_fingerprint", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2644,13 +2648,13 @@ class GetVocabularyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    FIRST_ID_FIELD_NUMBER: _builtins.int
+    NEXT_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     CONTROL_IDS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
-    """in the first message: SHA-256 of all tokens and their ids"""
-    first_id: _builtins.int
-    """of the first token here; all pieces together have the ids from 0 to vocab_size - 1"""
+    """SHA-256 of all tokens and their ids: the same in all replies, or begin anew"""
+    next_id: _builtins.int
+    """of the token behind the last one here; 0: that was the last of vocab_size"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """What each token adds to a text that has others before it; not always whole characters. Of a control token the
@@ -2665,13 +2669,13 @@ class GetVocabularyResponse(_message.Message):
         self,
         *,
         fingerprint: _builtins.bytes = ...,
-        first_id: _builtins.int = ...,
+        next_id: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.bytes] | None = ...,
         control_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_ids", b"control_ids", "fingerprint", b"fingerprint", "first_id", b"first_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_ids", b"control_ids", "fingerprint", b"fingerprint", "next_id", b"next_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,7 +84,7 @@ class SchedulerServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
-        self.GetVocabulary = channel.unary_stream(
+        self.GetVocabulary = channel.unary_unary(
                 '/paceline.scheduler.v1.SchedulerService/GetVocabulary',
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyResponse.FromString,
@@ -211,9 +211,10 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVocabulary(self, request, context):
-        """The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-        logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-        enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+        """The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+        1 MiB at most, so all take several calls. They are the same as long as
+        GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+        NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,7 +324,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.SerializeToString,
             ),
-            'GetVocabulary': grpc.unary_stream_rpc_method_handler(
+            'GetVocabulary': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVocabulary,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_scheduler__pb2.GetVocabularyResponse.SerializeToString,
@@ -645,7 +646,7 @@ class SchedulerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/paceline.scheduler.v1.SchedulerService/GetVocabulary',

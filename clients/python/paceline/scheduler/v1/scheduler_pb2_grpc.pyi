@@ -151,10 +151,11 @@ class SchedulerServiceStub:
     the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
     model has no tokenizer.
     """
-    GetVocabulary: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.GetVocabularyRequest, _scheduler_pb2.GetVocabularyResponse]
-    """The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-    logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-    enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+    GetVocabulary: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetVocabularyRequest, _scheduler_pb2.GetVocabularyResponse]
+    """The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+    1 MiB at most, so all take several calls. They are the same as long as
+    GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+    NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatusRequest, _scheduler_pb2.GetStatusResponse]
     """Live counters, and the load figures that a router needs."""
@@ -239,10 +240,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
     model has no tokenizer.
     """
-    GetVocabulary: _aio.UnaryStreamMultiCallable[_scheduler_pb2.GetVocabularyRequest, _scheduler_pb2.GetVocabularyResponse]  # type: ignore[assignment]
-    """The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-    logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-    enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+    GetVocabulary: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetVocabularyRequest, _scheduler_pb2.GetVocabularyResponse]  # type: ignore[assignment]
+    """The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+    1 MiB at most, so all take several calls. They are the same as long as
+    GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+    NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatusRequest, _scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Live counters, and the load figures that a router needs."""
@@ -390,10 +392,11 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _scheduler_pb2.GetVocabularyRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.GetVocabularyResponse], _abc.AsyncIterator[_scheduler_pb2.GetVocabularyResponse]]:
-        """The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-        logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-        enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+    ) -> _typing.Union[_scheduler_pb2.GetVocabularyResponse, _abc.Awaitable[_scheduler_pb2.GetVocabularyResponse]]:
+        """The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+        1 MiB at most, so all take several calls. They are the same as long as
+        GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+        NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
         """
 
     @_abc_1.abstractmethod

@@ -341,10 +341,11 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
     add_message "paceline.scheduler.v1.GetVocabularyRequest" do
       optional :known_fingerprint, :bytes, 1
       optional :model, :string, 2
+      optional :first_id, :uint32, 3
     end
     add_message "paceline.scheduler.v1.GetVocabularyResponse" do
       optional :fingerprint, :bytes, 1
-      optional :first_id, :uint32, 2
+      optional :next_id, :uint32, 2
       repeated :tokens, :bytes, 3
       repeated :control_ids, :uint32, 4
     end

@@ -130,10 +130,11 @@ module Paceline
           # the messages behind it, in pieces of at most 1 MiB. Errors: UNAVAILABLE; NOT_FOUND if the
           # model has no tokenizer.
           rpc :GetTokenizer, ::Paceline::Scheduler::V1::GetTokenizerRequest, stream(::Paceline::Scheduler::V1::GetTokenizerResponse)
-          # The bytes of all tokens, in order of their ids, in pieces of at most 1 MiB: what a client needs to show
-          # logprobs as texts. They are the same as long as GetModelInfoResponse.vocabulary_fingerprint is, so once is
-          # enough. Errors: UNAVAILABLE; NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
-          rpc :GetVocabulary, ::Paceline::Scheduler::V1::GetVocabularyRequest, stream(::Paceline::Scheduler::V1::GetVocabularyResponse)
+          # The bytes of tokens, in order of their ids: what a client needs to show logprobs as texts. A reply has about
+          # 1 MiB at most, so all take several calls. They are the same as long as
+          # GetModelInfoResponse.vocabulary_fingerprint is, so once is enough. Errors: UNAVAILABLE; INVALID_ARGUMENT;
+          # NOT_FOUND (TOKENIZER_NOT_FOUND) if the model has no tokenizer. Retry: safe.
+          rpc :GetVocabulary, ::Paceline::Scheduler::V1::GetVocabularyRequest, ::Paceline::Scheduler::V1::GetVocabularyResponse
           # Live counters, and the load figures that a router needs.
           rpc :GetStatus, ::Paceline::Scheduler::V1::GetStatusRequest, ::Paceline::Scheduler::V1::GetStatusResponse
           # Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
