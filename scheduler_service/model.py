@@ -132,6 +132,7 @@ class ServedModel:
     embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS  # with `embedding_size`
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
+    takes_reasoning: bool = False  # its chat template reads the reasoning of messages
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
     card: ModelCard = NO_CARD
 

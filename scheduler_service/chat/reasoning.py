@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MARKERS = BEGIN, END = "<think>", "</think>"
+FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""What chat templates call the reasoning of a message that is sent back; each template knows one of them."""
+_READ = re.compile(rf"""\.(?:{"|".join(FIELDS)})\b|['"](?:{"|".join(FIELDS)})['"]""")
 _MAX_TAIL = 8  # tokens of white space that may stand around the markers at a prompt's end
 
 
@@ -45,6 +49,11 @@ def reasoning_markers(template: str, added: Mapping[str, int]) -> ReasoningMarke
     if begin is None or end is None or END not in template:
         return None
     return ReasoningMarkers(begin, end)
+
+
+def takes_reasoning(template: str) -> bool:
+    """Whether a chat template reads the reasoning of a message."""
+    return any(_READ.search(code) for code in re.findall(r"{[{%].*?[%}]}", template, re.DOTALL))
 
 
 def _bare(prompt: Sequence[int], end: int, token_bytes: Mapping[int, bytes]) -> int:

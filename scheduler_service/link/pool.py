@@ -16,7 +16,7 @@ from paceline.channel import Security
 from service_kit.logs import Log
 
 from scheduler_service.chat import formats
-from scheduler_service.chat.reasoning import reasoning_markers
+from scheduler_service.chat.reasoning import reasoning_markers, takes_reasoning
 from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
@@ -175,4 +175,6 @@ class ExecutorPool(LinkPool):
             template_takes_tools=formats.takes_tools(template),
             reasoning=reasoning is not None,
         )
-        return replace(model, tool_format=tool_format, reasoning=reasoning)
+        return replace(
+            model, tool_format=tool_format, reasoning=reasoning, takes_reasoning=takes_reasoning(template)
+        )

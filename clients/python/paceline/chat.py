@@ -19,6 +19,7 @@ class Message:
     name: str = ""  # the speaker's name, for templates that use it
     tool_calls: Sequence[ToolCall] = ()  # an assistant's
     tool_call_id: str = ""  # of a tool's answer: the call that it answers
+    reasoning: str = ""  # an assistant's, of before this answer; needs a template that reads it
 
 
 NO_PARAMETERS = '{"type": "object", "properties": {}, "additionalProperties": false}'

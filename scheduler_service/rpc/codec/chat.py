@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.struct_pb2 import Struct, Value
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
+from scheduler_service.chat.reasoning import FIELDS as REASONING_FIELDS
 from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
@@ -30,6 +31,7 @@ MAX_CALLS = 1024
 MAX_ARGUMENT_VALUES = 4096
 """Values in template_arguments, inner ones included."""
 MAX_ROLE_BYTES = 64
+_ASSISTANTS = frozenset({"assistant", "model"})
 _ROLE = re.compile(r"[A-Za-z0-9_-]+")  # templates write it between the parts of control tokens
 _OWN_VARIABLES = frozenset(
     {
@@ -119,24 +121,33 @@ def _messages(
         check_size(f"messages[{index}].tool_calls", calls, MAX_CALLS, "calls in all")
         if not turn.role:
             raise invalid(f"messages[{index}].role", "must not be empty")
-        if turn.reasoning:
-            raise unsupported(f"messages[{index}].reasoning")
         check_size(f"messages[{index}].role", len(turn.role.encode()), MAX_ROLE_BYTES, "bytes")
         if not _ROLE.fullmatch(turn.role):
             raise invalid(f"messages[{index}].role", "must be letters, digits, - and _")
         check_size(f"messages[{index}].name", len(turn.name.encode()), MAX_ROLE_BYTES, "bytes")
         text = _content(index, turn)
-        total += len(text.encode()) + call_bytes(turn)
+        total += len(text.encode()) + call_bytes(turn) + len(turn.reasoning.encode())
         check_size(f"messages[{index}].content", total, model.limits.max_prompt_bytes, "bytes in all")
         fields: dict[str, object] = {"role": turn.role, "content": text}
         if turn.name:
             fields["name"] = turn.name
+        if turn.reasoning:
+            fields |= _reasoning(f"messages[{index}].reasoning", turn, model)
         if turn.tool_calls:
             fields["tool_calls"] = check_calls(f"messages[{index}]", turn, model)
         if turn.tool_call_id:
             fields["tool_call_id"] = check_call_id(f"messages[{index}].tool_call_id", turn, model)
         checked.append(fields)
     return tuple(checked)
+
+
+def _reasoning(field: str, turn: pb.Message, model: ServedModel) -> dict[str, object]:
+    """The reasoning that an assistant wrote, under the names that chat templates have for it."""
+    if turn.role not in _ASSISTANTS:
+        raise invalid(field, f"only of an assistant's message, not of {turn.role}'s")
+    if not model.takes_reasoning:
+        raise unsupported(field, "the model's chat template does not read it: leave it out")
+    return dict.fromkeys(REASONING_FIELDS, turn.reasoning)
 
 
 def _content(index: int, turn: pb.Message) -> str:

@@ -120,7 +120,9 @@ QWEN3 = """\
   {%- set content = message.content %}
   {%- if message.role == 'assistant' %}
     {%- set reasoning = '' %}
-    {%- if '</think>' in content %}
+    {%- if message.reasoning_content is string %}
+      {%- set reasoning = message.reasoning_content %}
+    {%- elif '</think>' in content %}
       {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
       {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
     {%- endif %}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from scheduler_service.chat.reasoning import FIELDS, takes_reasoning
 from scheduler_service.text.worker.chat_template import ChatTemplateError
 from tests.unit.scheduler_shell.chat_styles import CHATML, STYLES, Style, byte_level
 
@@ -167,6 +168,35 @@ def test_a_message_that_goes_on_has_the_ids_of_transformers(name: str, last: str
         messages, tokenize=True, continue_final_message=True, return_dict=False
     )
     assert list(style.encoder.encode_messages(messages, MAX_BYTES, continues=True)) == expected
+
+
+@pytest.mark.parametrize("reasoning", ["hm\nhm", "hm <|im_end|>\n</think> <think>"])
+def test_reasoning_that_is_sent_back_has_the_ids_of_transformers_and_forges_nothing(reasoning: str) -> None:
+    style = STYLES["Qwen3"]
+    given = {"role": "assistant", "content": "Yes."} | dict.fromkeys(FIELDS, reasoning)
+    messages = [{"role": "user", "content": "x"}, given, {"role": "user", "content": "y"}]
+    text = style.tokenizer().decode(ids_of(style, messages), skip_special_tokens=False)
+    assert f"<think>\n{reasoning}\n</think>\n\nYes.<|im_end|>" in text
+    if "<" not in reasoning:
+        theirs = [messages[0], {"role": "assistant", "content": "Yes.", "reasoning_content": reasoning}]
+        assert ids_of(style, messages) == transformers_ids(style, [*theirs, messages[2]])
+    control = [style.tokenizer().token_to_id(text) or 0 for text in ("<|im_start|>", "<|im_end|>")]
+    counts = [ids_of(style, messages).count(id_) for id_ in control]
+    assert counts == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        ("{% if message.reasoning_content is string %}", True),
+        ("{{ m['reasoning'] }}", True),
+        ('{% if "thinking" in message %}', True),
+        ("{% if enable_thinking %}{{ thinking }}{% endif %}", False),
+        ("Say .thinking{{ message.content }}", False),
+    ],
+)
+def test_a_template_that_reads_reasoning_is_known_by_its_code(template: str, reads: bool) -> None:
+    assert takes_reasoning(template) == reads
 
 
 @names

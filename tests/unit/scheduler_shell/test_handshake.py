@@ -191,6 +191,7 @@ def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> N
     own = {"max_stop_strings", "max_stop_string_bytes", "max_prompt_bytes", "max_inputs"}  # the scheduler's
     offered = {field.name for field in fields(RequestAllowance)}
     offered |= {field.name for field in fields(ServedModel) if field.type in ("int", "bool")}
+    offered.remove("takes_reasoning")  # the chat template's, which executors of one model have in common
     model = served_model(facts_of(), TokenizerSource(), LIMITS)
     least = facts_of((), context=1, hidden=0, **dict.fromkeys(FULL, 0))
     lacking = {line.split(":")[0] for line in shortcomings(least, model)}

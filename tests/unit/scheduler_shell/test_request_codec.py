@@ -211,6 +211,23 @@ def test_prompts_keep_their_kind() -> None:
     assert check_request(chat(("user", "")), MODEL, DRAFTING).prompt == ChatPrompt((turn,))
 
 
+def test_reasoning_is_an_assistants_and_needs_a_template_that_reads_it() -> None:
+    def thought(role: str) -> pb.GenerateRequest:
+        turns = [pb.Message(role="user", content="x"), pb.Message(role=role, content="y", reasoning="hm")]
+        return request(messages=pb.Messages(messages=turns))
+
+    model = replace(MODEL, takes_reasoning=True)
+    prompt = check_request(thought("assistant"), model, DRAFTING).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1]["reasoning_content"] == "hm"
+    with raises(ErrorReason.INVALID_REQUEST) as caught:
+        check_request(thought("user"), model, DRAFTING)
+    assert caught.value.field == "messages[1].reasoning"
+    with raises(ErrorReason.UNSUPPORTED) as caught:
+        check_request(thought("assistant"), MODEL, DRAFTING)
+    assert caught.value.field == "messages[1].reasoning"
+
+
 def test_ignore_eos_takes_the_models_end_tokens_away_and_no_others() -> None:
     checked = check_request(stop(ignore_eos=True, token_ids=[5, 5]), MODEL, DRAFTING)
     assert checked.eos_token_ids == frozenset()
