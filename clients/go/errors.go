@@ -62,11 +62,16 @@ func (e *Error) readDetails(reported *status.Status) {
 			retry := &details.RetryInfo{}
 			if proto.Unmarshal(detail.GetValue(), retry) == nil {
 				delay := retry.GetRetryDelay()
-				e.RetryAfter = time.Duration(delay.GetSeconds())*time.Second + time.Duration(delay.GetNanos())
+				if seconds := delay.GetSeconds(); seconds >= 0 && seconds <= maxSeconds && delay.GetNanos() >= 0 {
+					e.RetryAfter = time.Duration(seconds)*time.Second + time.Duration(delay.GetNanos())
+				}
 			}
 		}
 	}
 }
+
+// maxSeconds are the most of a hint that is taken; a time.Duration has room for 292 years.
+const maxSeconds = 1 << 32
 
 func incomplete(format string, values ...interface{}) *Error {
 	return &Error{Code: codes.DataLoss, Message: fmt.Sprintf(format, values...)}

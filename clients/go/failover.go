@@ -185,6 +185,9 @@ func (a *attempts) nextRound(failure *Error, now time.Time) (time.Duration, *Err
 	if len(a.refusals) > 0 && failure.RetryAfter != 0 {
 		wait = failure.RetryAfter
 	}
+	if wait < minWait {
+		wait = minWait
+	}
 	if wait > left {
 		wait = left
 	}

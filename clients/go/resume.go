@@ -59,9 +59,13 @@ func drawn(bytes int) []byte {
 // received is the part of one completion that was received so far.
 type received struct {
 	continued *schedulerv1.ContinuedCompletion
+	textBytes int    // of text, reasoning and tool calls
 	firstMs   uint32 // from the request's arrival to its first tokens
 	hasFirst  bool
 }
+
+// maxFruitless are the attempts in a row that were begun and brought no token, after which the request is not sent again.
+const maxFruitless = 8
 
 // resumable joins the attempts of one Generate call into one stream.
 //
@@ -81,6 +85,8 @@ type resumable struct {
 	promptLogprobs []*schedulerv1.TokenLogprobs
 	attemptStarted bool // the current attempt brought a Started
 	continued      int  // tokens in the current attempt's continuation; -1: it has none
+	bounds         bounds
+	fruitless      int // attempts in a row that began and brought no token
 }
 
 // newResumable takes a request that has an id and a seed, and keeps it.
@@ -94,6 +100,7 @@ func newResumable(request *schedulerv1.GenerateRequest) *resumable {
 	}
 	return &resumable{
 		request: request, completions: completions, received: make(map[uint32]*received), continued: -1,
+		bounds: boundsOf(request, nil),
 	}
 }
 
@@ -104,6 +111,18 @@ func (r *resumable) isComplete() bool { return r.finished == r.completions }
 
 // attempt is the request to send now: the caller's, or its continuation.
 func (r *resumable) attempt(now time.Time) (*schedulerv1.GenerateRequest, error) {
+	tokens := 0
+	for _, one := range r.received {
+		tokens += len(one.continued.TokenIds)
+	}
+	if tokens > 0 && tokens != r.continued {
+		r.fruitless = 0
+	} else if r.attemptStarted {
+		r.fruitless++
+	}
+	if r.fruitless >= maxFruitless {
+		return nil, r.lost(fmt.Sprintf("%d attempts in a row brought no token", maxFruitless))
+	}
 	r.attemptStarted, r.sentAt = false, now
 	if !r.hasBegun() {
 		r.first, r.promptLogprobs = nil, nil
@@ -172,7 +191,10 @@ func (r *resumable) see(message *schedulerv1.GenerateResponse) (bool, error) {
 		r.join(finished.Usage, one)
 		return true, nil
 	}
-	return true, one.add(delta, r.offsetMs)
+	if err := one.add(delta, r.offsetMs); err != nil {
+		return false, err
+	}
+	return true, r.bounds.check(delta, len(one.continued.TokenIds), one.textBytes)
 }
 
 // checkEnd is called when an attempt has ended OK.
@@ -200,11 +222,11 @@ func (r *resumable) finalError(failure *Error, address string) *Error {
 
 func (r *resumable) seeStarted(started *schedulerv1.Started) error {
 	if r.attemptStarted {
-		return nil
+		return incomplete("the scheduler began the stream twice")
 	}
 	r.attemptStarted = true
 	if r.first == nil {
-		r.first = started
+		r.first, r.bounds = started, boundsOf(r.request, started)
 	}
 	if r.continued >= 0 && int(started.ContinuedTokens) != r.continued {
 		return r.ignored(started.ContinuedTokens)
@@ -213,14 +235,17 @@ func (r *resumable) seeStarted(started *schedulerv1.Started) error {
 }
 
 func (r *resumable) seePromptLogprobs(part *schedulerv1.PromptLogprobs) error {
-	if r.hasBegun() {
+	if r.hasBegun() || r.request.PromptLogprobs == nil {
 		return nil // a continuation without tokens repeats them
 	}
 	if int64(part.First) != int64(1+len(r.promptLogprobs)) {
 		return incomplete("logprobs of the prompt from token %d on, behind %d", part.First, len(r.promptLogprobs))
 	}
 	r.promptLogprobs = append(r.promptLogprobs, part.Logprobs...)
-	return nil
+	if len(r.promptLogprobs) > 0 && len(r.promptLogprobs) >= int(r.first.GetPromptTokens()) {
+		return incomplete("more logprobs of the prompt came than it has tokens")
+	}
+	return checkNumbers(part.Logprobs)
 }
 
 // checkPromptLogprobs is called before the first event, which comes after all of them.
@@ -262,6 +287,7 @@ func (one *received) add(delta *schedulerv1.Delta, offsetMs uint32) error {
 	continued.TokenIds = append(continued.TokenIds, delta.TokenIds...)
 	continued.TextBytes += uint32(len(delta.Text))
 	continued.ReasoningBytes += uint32(len(delta.Reasoning))
+	one.textBytes += len(delta.Text) + len(delta.Reasoning)
 	for _, call := range delta.ToolCalls {
 		begun := len(continued.ArgumentBytes)
 		if int(call.Index) > begun || (call.Name != "") != (int(call.Index) == begun) {
@@ -271,6 +297,7 @@ func (one *received) add(delta *schedulerv1.Delta, offsetMs uint32) error {
 			continued.ArgumentBytes = append(continued.ArgumentBytes, 0)
 		}
 		continued.ArgumentBytes[call.Index] += uint32(len(call.Arguments))
+		one.textBytes += len(call.Id) + len(call.Name) + len(call.Arguments)
 	}
 	delta.ElapsedUs += 1000 * uint64(offsetMs)
 	if !one.hasFirst {

@@ -8,6 +8,9 @@ import (
 	"github.com/paceline/paceline/clients/go/schedulerv1"
 )
 
+// endTimeout is the wait for a stream's end when all completions have finished.
+const endTimeout = time.Second
+
 // Stream is one Generate call, over as many schedulers as it takes. Cancel its context, or Close it, to leave:
 // the scheduler computes nothing for it from the next step on. Not safe for concurrent use.
 type Stream struct {
@@ -74,6 +77,9 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 			s.call = nil
 			return nil, err
 		}
+	}
+	if s.resumable.isComplete() {
+		defer time.AfterFunc(endTimeout, s.cancel).Stop() // nothing is missing but the end
 	}
 	return s.call.Recv()
 }

@@ -39,6 +39,12 @@ class Runner:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
+    def peak_mib(self) -> float:
+        """The most memory that the runner has had so far."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        [kib] = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(kib) / 1024
+
     def run(self, step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The lines that the runner writes for a step; the last one is the outcome. Raises RunnerError."""
         assert self._process.stdin is not None

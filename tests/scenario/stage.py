@@ -15,6 +15,7 @@ from paceline import errors
 from paceline.channel import Security
 from service_kit.identity import token_hash
 
+from tests.scenario.liar import lying
 from tests.scenario.proxies import Cutting, Newer, Proxy, Stalling, serving
 from tests.support.adapter_files import write_adapter
 from tests.support.checkout import ROOT
@@ -29,6 +30,8 @@ PROXIES: Mapping[str, type[Proxy]] = {"cutting": Cutting, "stalling": Stalling, 
 """Stand in front of `first`."""
 MUTE = "mute"
 """Accepts connections, and says nothing, as a scheduler that is frozen when a client comes."""
+LIAR = "liar"
+"""Tells the lie that the prompt of a request names."""
 UNKNOWN = "unknown"
 """The name of an address whose host does not exist."""
 ADAPTER = "pirate"
@@ -51,6 +54,7 @@ class Stage:
         self._ports = {name: kept_port() for name in (NOBODY, *MORTAL)}
         self._starts = 0
         self._proxies: dict[str, Proxy] = {}
+        self._liar = ""  # its address
         self._mute = socket.create_server(("127.0.0.1", 0))
 
     def address(self, name: str) -> str:
@@ -59,6 +63,8 @@ class Stage:
             return self._proxies[name].address
         if name == MUTE:
             return f"127.0.0.1:{self._mute.getsockname()[1]}"
+        if name == LIAR:
+            return self._liar
         if name == UNKNOWN:
             return f"{64 * 'x'}:50051"  # too long for a name: no name server is asked
         return f"127.0.0.1:{self._ports.get(name) or self._schedulers[name].port}"
@@ -79,6 +85,7 @@ class Stage:
         for name in names:
             self._schedulers[name].wait_serving()
         with ExitStack() as proxies:
+            self._liar = proxies.enter_context(lying())
             for name, kind in PROXIES.items():
                 self._proxies[name] = proxies.enter_context(serving(kind, self.address("first")))
             yield

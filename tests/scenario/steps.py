@@ -10,12 +10,15 @@ from typing import Any
 
 from tests.scenario.matching import differences
 from tests.scenario.runner import Runner
-from tests.scenario.stage import STRIKES, TLS, Stage
+from tests.scenario.stage import LIAR, STRIKES, TLS, Stage
 
 Step = Mapping[str, Any]
 SCENARIO: list[Step] = json.loads(Path(__file__).with_name("scenario.json").read_text())
 MAX_TRIES = 5
 """Tries of a step in which what it is to show does not happen. See `Missed`."""
+
+MAX_GROWN_MIB = 256
+"""By which a lie may raise a client's peak of memory. A JVM or V8 collects its garbage late."""
 
 _FOR_THE_DRIVER = {"at", "tls", "then", "expect", *STRIKES}
 
@@ -42,6 +45,7 @@ def take_again(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, A
 def take(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], list[str]]:
     """One step: its outcome, and what is wrong about it. Raises Missed and RunnerError."""
     continuations = services.continuations
+    peak_mib = runner.peak_mib() if LIAR in step["at"] else 0.0
     with services.full_queue() if "full" in step["at"] else nullcontext():
         outcome, requests = _run(services, runner, step)
     complaints = list(differences(step["expect"], outcome))
@@ -51,6 +55,8 @@ def take(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], l
         complaints.append(f"none of {', '.join(requests)} went on with the stream")
     if "cutting" in step["at"] and services.continuations < continuations + 2 and not complaints:
         raise Missed("the stream was not continued twice")
+    if LIAR in step["at"] and (grown := runner.peak_mib() - peak_mib) > MAX_GROWN_MIB:
+        complaints.append(f"the client took {grown:.0f} MiB")
     if step.get("then") == "idle":
         try:
             services.wait_idle(step["at"])

@@ -13,6 +13,7 @@ grpc::ChannelArguments channel_arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(MAX_MESSAGE_BYTES);
   arguments.SetMaxSendMessageSize(MAX_MESSAGE_BYTES);
+  arguments.SetInt("grpc.max_metadata_size", 16 << 10);  // of an error; above 8 KiB gRPC would report one of its own
   // A frozen scheduler keeps its sockets open: pings notice it within four seconds.
   arguments.SetInt("grpc.keepalive_time_ms", 2'000);
   arguments.SetInt("grpc.keepalive_timeout_ms", 1'500);

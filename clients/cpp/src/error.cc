@@ -5,6 +5,8 @@
 namespace paceline {
 namespace {
 
+constexpr int64_t MAX_SECONDS = int64_t{1} << 32;  // of a hint that is taken
+
 bool is(const google::protobuf::Any& detail, const std::string& name) {
   const std::string& url = detail.type_url();
   return url.size() > name.size() && url.compare(url.size() - name.size(), name.size(), name) == 0 &&
@@ -22,6 +24,7 @@ void read_details(const std::string& bytes, Error& error) {
       error.metadata = {info.metadata().begin(), info.metadata().end()};
     } else if (is(detail, "google.rpc.RetryInfo") && retry.ParseFromString(detail.value())) {
       const auto& delay = retry.retry_delay();
+      if (delay.seconds() < 0 || delay.seconds() > MAX_SECONDS || delay.nanos() < 0) continue;
       error.retry_after = std::chrono::milliseconds(1000 * delay.seconds() + delay.nanos() / 1'000'000);
     }
   }

@@ -109,7 +109,9 @@ Milliseconds Attempts::next_round(const Error& error, Clock::time_point now) {
   });
   const Error& for_caller = soonest == refusals_.end() ? error : *soonest;
   if (!lost_at_ || now >= *lost_at_ + failover_timeout_) throw Error(for_caller);
-  Milliseconds wait = soonest != refusals_.end() && soonest->retry_after ? *soonest->retry_after : wait_;
+  Milliseconds wait = soonest != refusals_.end() && soonest->retry_after
+                          ? std::max(*soonest->retry_after, MIN_WAIT)
+                          : wait_;
   wait = std::min(wait, rounded_up(*lost_at_ + failover_timeout_ - now));
   if (deadline_) wait = std::clamp(rounded_up(*deadline_ - now), Milliseconds{0}, wait);
   wait_ = std::min(2 * wait_, MAX_WAIT);

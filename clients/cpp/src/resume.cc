@@ -9,6 +9,9 @@ namespace paceline {
 
 namespace {
 
+// Attempts in a row that were begun and brought no token, after which the request is not sent again.
+constexpr uint32_t MAX_FRUITLESS = 8;
+
 uint64_t drawn() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -32,11 +35,19 @@ v1::GenerateRequest identified(v1::GenerateRequest request) {
 }
 
 ResumableStream::ResumableStream(v1::GenerateRequest request)
-    : request_(std::move(request)), completions_(std::max(request_.n(), 1u)) {
+    : request_(std::move(request)), completions_(std::max(request_.n(), 1u)), bounds_(request_, v1::Started()) {
   if (request_.returns() == v1::RETURNS_TEXT) request_.set_returns(v1::RETURNS_BOTH);  // a continuation needs the ids
 }
 
 v1::GenerateRequest ResumableStream::attempt(Clock::time_point now) {
+  uint32_t tokens = 0;
+  for (const auto& [index, one] : received_) tokens += one.continued.token_ids_size();
+  if (tokens != continued_.value_or(0)) {
+    fruitless_ = 0;
+  } else if (attempt_started_) {
+    ++fruitless_;
+  }
+  if (fruitless_ >= MAX_FRUITLESS) throw lost(std::to_string(MAX_FRUITLESS) + " attempts in a row brought no token");
   attempt_started_ = false;
   sent_at_ = now;
   if (!began_at_) {
@@ -54,11 +65,8 @@ v1::GenerateRequest ResumableStream::attempt(Clock::time_point now) {
   continuation.set_model_fingerprint(first_->model_fingerprint());
   continuation.set_sampler(first_->sampler());
   continuation.set_adapter_fingerprint(first_->adapter_fingerprint());
-  continued_ = 0;
-  for (const auto& [index, one] : received_) {
-    *continued_ += one.continued.token_ids_size();
-    *continuation.add_completions() = one.continued;
-  }
+  continued_ = tokens;
+  for (const auto& [index, one] : received_) *continuation.add_completions() = one.continued;
   return request;
 }
 
@@ -80,6 +88,7 @@ bool ResumableStream::see(v1::GenerateResponse& message) {
   one.continued.set_index(index);
   if (message.has_delta()) {
     one.add(*message.mutable_delta(), offset_ms_);
+    bounds_.check(message.delta(), one.continued.token_ids_size(), one.text_bytes);
   } else {
     one.continued.set_finished(true);
     ++finished_;
@@ -111,19 +120,26 @@ Error ResumableStream::final_error(const Error& error, const std::string& addres
 }
 
 void ResumableStream::see_started(const v1::Started& started) {
-  if (attempt_started_) return;
+  if (attempt_started_) throw incomplete("the scheduler began the stream twice");
   attempt_started_ = true;
-  if (!first_) first_ = started;
+  if (!first_) {
+    first_ = started;
+    bounds_ = Bounds(request_, started);
+  }
   if (continued_ && started.continued_tokens() != *continued_) throw ignored(started.continued_tokens());
 }
 
 void ResumableStream::see_prompt_logprobs(const v1::PromptLogprobs& part) {
-  if (began_at_) return;  // a continuation without tokens repeats them
+  if (began_at_ || !request_.has_prompt_logprobs()) return;  // a continuation without tokens repeats them
   if (part.first() != 1 + prompt_logprobs_.size()) {
     throw incomplete("logprobs of the prompt from token " + std::to_string(part.first()) + " on, behind " +
                      std::to_string(prompt_logprobs_.size()));
   }
   prompt_logprobs_.insert(prompt_logprobs_.end(), part.logprobs().begin(), part.logprobs().end());
+  if (prompt_logprobs_.size() >= std::max(first_ ? first_->prompt_tokens() : 0u, 1u)) {
+    throw incomplete("more logprobs of the prompt came than it has tokens");
+  }
+  check_numbers(part.logprobs());
 }
 
 // Before the first event, which comes after all of them.
@@ -157,6 +173,7 @@ void ResumableStream::Received::add(v1::Delta& delta, uint32_t offset_ms) {
   continued.mutable_token_ids()->MergeFrom(delta.token_ids());
   continued.set_text_bytes(continued.text_bytes() + delta.text().size());
   continued.set_reasoning_bytes(continued.reasoning_bytes() + delta.reasoning().size());
+  text_bytes += delta.text().size() + delta.reasoning().size();
   for (const v1::ToolCallDelta& call : delta.tool_calls()) {
     const uint32_t begun = continued.argument_bytes_size();
     if (call.index() > begun || call.name().empty() == (call.index() == begun)) {
@@ -164,6 +181,7 @@ void ResumableStream::Received::add(v1::Delta& delta, uint32_t offset_ms) {
     }
     if (call.index() == begun) continued.add_argument_bytes(0);
     continued.set_argument_bytes(call.index(), continued.argument_bytes(call.index()) + call.arguments().size());
+    text_bytes += call.id().size() + call.name().size() + call.arguments().size();
   }
   delta.set_elapsed_us(delta.elapsed_us() + uint64_t{1000} * offset_ms);
   if (!first_ms) first_ms = delta.elapsed_us() / 1000;

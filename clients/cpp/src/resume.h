@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bounds.h"
 #include "failover.h"
 #include "paceline/client.h"
 
@@ -50,6 +51,7 @@ class ResumableStream {
  private:
   struct Received {
     v1::ContinuedCompletion continued;
+    uint64_t text_bytes = 0;           // of text, reasoning and tool calls
     std::optional<uint32_t> first_ms;  // from the request's arrival to its first tokens
 
     void add(v1::Delta& delta, uint32_t offset_ms);
@@ -64,6 +66,7 @@ class ResumableStream {
 
   v1::GenerateRequest request_;
   uint32_t completions_;
+  Bounds bounds_;
   std::map<uint32_t, Received> received_;  // by index: what has had anything
   uint32_t finished_ = 0;                  // completions
   std::optional<Clock::time_point> began_at_;  // when the attempt was sent that brought the first event
@@ -72,6 +75,7 @@ class ResumableStream {
   std::optional<v1::Started> first_;  // of the attempt that brought the first event
   std::vector<v1::TokenLogprobs> prompt_logprobs_;
   bool attempt_started_ = false;      // the current attempt brought a Started
+  uint32_t fruitless_ = 0;            // attempts in a row that began and brought no token
   std::optional<uint32_t> continued_;  // tokens in the current attempt's continuation
 };
 

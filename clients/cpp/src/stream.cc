@@ -1,6 +1,14 @@
 #include "stream.h"
 
+#include <future>
+
 namespace paceline {
+namespace {
+
+// The wait for a stream's end when all completions have finished.
+constexpr Milliseconds END_TIMEOUT{1'000};
+
+}  // namespace
 
 Stream::Stream(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Stream::Stream(Stream&&) noexcept = default;
@@ -38,7 +46,7 @@ void Stream::State::cancel() {
 bool Stream::State::read(v1::GenerateResponse& event) {
   for (;;) {
     if (!reader_) begin();
-    while (reader_->Read(&event)) {
+    while (receive(event)) {
       attempts.answered();
       if (resumable.see(event)) return true;
     }
@@ -48,6 +56,19 @@ bool Stream::State::read(v1::GenerateResponse& event) {
     if (status.ok() || resumable.is_complete()) return false;
     again(error_of(status));
   }
+}
+
+// The next message. The end of a stream of which nothing is missing comes soon, or is made.
+bool Stream::State::receive(v1::GenerateResponse& event) {
+  if (!resumable.is_complete()) return reader_->Read(&event);
+  std::promise<void> ended;
+  const auto limit = std::async(std::launch::async, [this, end = ended.get_future()] {
+    if (end.wait_for(END_TIMEOUT) == std::future_status::timeout) context_->TryCancel();
+  });
+  const bool is_more = reader_->Read(&event);
+  ended.set_value();
+  limit.wait();
+  return is_more;
 }
 
 void Stream::State::begin() {

@@ -25,6 +25,7 @@ struct Stream::State {
 
  private:
   bool read(v1::GenerateResponse& event);
+  bool receive(v1::GenerateResponse& event);
   void begin();
   void again(const Error& error);
   void end();

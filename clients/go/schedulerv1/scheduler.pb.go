@@ -2704,7 +2704,8 @@ func (x *Started) GetPromptTokenIds() []uint32 {
 }
 
 // New since the last delta of this index. Text may lag behind the ids while a character is
-// unfinished or a stop string could begin.
+// unfinished or a stop string could begin. A completion has at most Started.max_tokens ids, and at most
+// 4,096 bytes of text, reasoning and tool calls for each id that has come: clients end a stream with more.
 type Delta struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

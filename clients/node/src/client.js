@@ -29,6 +29,9 @@ const CHANNEL_OPTIONS = {
 /** How long connecting may take; a frozen scheduler takes connections, and says nothing. */
 const CONNECT_TIMEOUT_MS = 3_000;
 
+/** How long a stream of which nothing is missing waits for its end. */
+const END_TIMEOUT_MS = 1_000;
+
 /**
  * One scheduler, or several that serve the same model. `close()` it when done. Every call rejects with
  * a PacelineError.
@@ -102,11 +105,14 @@ export class Client {
         let failure;
         for (;;) {
           let next;
+          const limit = stream.isComplete ? setTimeout(abort, END_TIMEOUT_MS) : undefined; // nothing is missing but the end
           try {
             next = await incoming.next();
           } catch (error) {
             failure = connecting.explain(error);
             break;
+          } finally {
+            clearTimeout(limit);
           }
           if (next.done) break;
           connecting.end();

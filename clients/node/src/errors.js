@@ -107,7 +107,9 @@ export function fromRpc(error) {
   const found = decode(error.metadata);
   // No service of ours says CANCELLED: a server that stops cancels what it has not begun.
   const bare = error.code === grpc.status.CANCELLED && !found.reason;
-  const code = bare ? 'UNAVAILABLE' : grpc.status[error.code] ?? 'UNKNOWN';
+  // grpc-js itself refuses such a message: waiting doesn't help.
+  const tooLarge = error.code === grpc.status.RESOURCE_EXHAUSTED && /larger than max/.test(error.details);
+  const code = bare ? 'UNAVAILABLE' : tooLarge ? 'INVALID_ARGUMENT' : grpc.status[error.code] ?? 'UNKNOWN';
   return new PacelineError(error.details || error.message, { code, cause: error, ...found });
 }
 
@@ -127,7 +129,8 @@ function decode(trailers) {
         found.metadata = { ...info.metadata };
       } else if (name === 'RetryInfo') {
         const { retryDelay } = /** @type {any} */ (details.lookupType('RetryInfo').decode(value));
-        found.retryAfterMs = Number(retryDelay?.seconds ?? 0) * 1000 + (retryDelay?.nanos ?? 0) / 1e6;
+        const delayMs = Number(retryDelay?.seconds ?? 0) * 1000 + (retryDelay?.nanos ?? 0) / 1e6;
+        if (delayMs >= 0) found.retryAfterMs = delayMs;
       }
     }
   } catch {

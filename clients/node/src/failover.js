@@ -208,7 +208,7 @@ export class Attempts {
     if (left <= 0) throw worst;
     this.#untried = this.#rotation.order(now);
     this.address = /** @type {number} */ (this.#untried.shift());
-    const wait = Math.min(soonest === Infinity ? this.#waitMs : soonest, left);
+    const wait = Math.min(soonest === Infinity ? this.#waitMs : Math.max(soonest, MIN_WAIT_MS), left);
     this.#waitMs = Math.min(2 * this.#waitMs, MAX_WAIT_MS);
     this.#refusals = [];
     return Math.min(wait, Math.max(0, this.#deadline - now));

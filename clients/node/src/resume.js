@@ -3,9 +3,13 @@
 
 import { randomBytes } from 'node:crypto';
 
+import { Bounds } from './bounds.js';
 import { incomplete, PacelineError, StreamLost } from './errors.js';
 import { tokenLogprobs } from './logprobs.js';
 import { event, Progress } from './messages.js';
+
+/** Attempts in a row that were begun and brought no token, after which the request is not sent again. */
+const MAX_FRUITLESS = 8;
 
 /**
  * The request, with an id and a seed drawn if it has none: sent again, it is the same request.
@@ -42,17 +46,21 @@ export class ResumableStream {
   #attemptStarted = false;
   /** @type {number | undefined} */
   #continued; // tokens sent in this attempt's continuation
+  #fruitless = 0; // attempts in a row that began and brought no token
+  #bounds;
 
   /** @param {Record<string, any>} request With an id and a seed. */
   constructor(request) {
     const n = request.n || 1;
     this.#request = request;
+    this.#bounds = new Bounds(request);
     this.#progress = new Progress(n);
     this.#received = Array.from({ length: n }, () => ({
       tokenIds: /** @type {number[]} */ ([]),
       textBytes: 0, // UTF-8, as the next two
       reasoningBytes: 0,
       argumentBytes: /** @type {number[]} */ ([]), // of each tool call that has begun
+      namedBytes: 0, // of ids and names of tool calls
       firstMs: /** @type {number | undefined} */ (undefined), // when the first tokens came
       finished: false,
     }));
@@ -75,6 +83,11 @@ export class ResumableStream {
    * @returns {Record<string, any>}
    */
   attempt(now) {
+    const tokens = this.#received.reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
+    this.#fruitless = tokens === (this.#continued ?? 0) ? this.#fruitless + Number(this.#attemptStarted) : 0;
+    if (this.#fruitless >= MAX_FRUITLESS) {
+      throw new StreamLost(`the stream was interrupted ${MAX_FRUITLESS} times without a token between`);
+    }
     this.#attemptStarted = false;
     this.#sentAt = now;
     if (this.#beganAt === undefined) {
@@ -84,7 +97,7 @@ export class ResumableStream {
     }
     if (!this.#first) throw new StreamLost('the stream was lost, and its scheduler is too old to say how to continue it');
     this.#offsetMs = Math.round(now - this.#beganAt);
-    this.#continued = this.#received.reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
+    this.#continued = tokens;
     return this.#continuation();
   }
 
@@ -114,10 +127,11 @@ export class ResumableStream {
       received.finished = true;
       if (this.#continued !== undefined) this.#complete(seen.usage, received.firstMs);
     } else {
-      received.tokenIds.push(...seen.tokenIds);
+      for (const id of seen.tokenIds) received.tokenIds.push(id);
       received.textBytes += Buffer.byteLength(seen.text);
       received.reasoningBytes += Buffer.byteLength(seen.reasoning);
-      countArguments(received.argumentBytes, seen.toolCalls);
+      received.namedBytes += countArguments(received.argumentBytes, seen.toolCalls);
+      this.#bounds.check(seen, received.tokenIds.length, sentBytes(received));
       received.firstMs ??= Math.floor(message.delta.elapsedUs / 1000) + this.#offsetMs;
     }
     return seen;
@@ -145,9 +159,12 @@ export class ResumableStream {
 
   /** @param {any} started */
   #seeStarted(started) {
-    if (this.#attemptStarted) return;
+    if (this.#attemptStarted) throw incomplete('the scheduler began the stream twice');
     this.#attemptStarted = true;
-    this.#first ??= started;
+    if (!this.#first) {
+      this.#first = started;
+      this.#bounds = new Bounds(this.#request, started);
+    }
     if (this.#continued !== undefined && started.continuedTokens !== this.#continued) {
       throw this.#ignored(started.continuedTokens);
     }
@@ -155,11 +172,14 @@ export class ResumableStream {
 
   /** @param {any} part A PromptLogprobs. */
   #seePromptLogprobs({ first, logprobs }) {
-    if (this.hasBegun) return; // a continuation repeats them
+    if (this.hasBegun || this.#request.promptLogprobs === undefined) return; // a continuation repeats them
     if (first !== 1 + this.#promptLogprobs.length) {
       throw incomplete(`logprobs of the prompt from token ${first} on, behind ${this.#promptLogprobs.length}`);
     }
     for (const one of logprobs) this.#promptLogprobs.push(tokenLogprobs(one));
+    if (this.#promptLogprobs.length >= Math.max(this.#first?.promptTokens ?? 0, 1)) {
+      throw incomplete('more logprobs of the prompt came than it has tokens');
+    }
   }
 
   /**
@@ -198,7 +218,7 @@ export class ResumableStream {
   #continuation() {
     const { sampling, maxTokens, promptDigest, modelFingerprint, sampler, adapterFingerprint } = this.#first;
     const completions = this.#received
-      .map(({ firstMs, ...one }, index) => ({ index, ...one }))
+      .map(({ firstMs, namedBytes, ...one }, index) => ({ index, ...one }))
       .filter(({ tokenIds, finished }) => tokenIds.length > 0 || finished);
     return {
       ...this.#request,
@@ -210,16 +230,29 @@ export class ResumableStream {
 }
 
 /**
+ * All text of a completion so far, in bytes.
+ *
+ * @param {{ textBytes: number, reasoningBytes: number, namedBytes: number, argumentBytes: number[] }} received
+ */
+function sentBytes({ textBytes, reasoningBytes, namedBytes, argumentBytes }) {
+  return argumentBytes.reduce((sum, size) => sum + size, textBytes + reasoningBytes + namedBytes);
+}
+
+/**
  * @param {number[]} sizes UTF-8 bytes of the arguments of each tool call that has begun; changed.
  * @param {import('./messages.js').Delta['toolCalls']} parts
+ * @returns {number} Bytes of the parts' ids and names.
  */
 function countArguments(sizes, parts) {
-  for (const { index, name, arguments: text } of parts) {
+  let named = 0;
+  for (const { index, id, name, arguments: text } of parts) {
     const begins = index === sizes.length;
     if (index > sizes.length || (name !== '') !== begins) {
       throw incomplete(`tool call ${index} does not begin with its name, and once`);
     }
     if (begins) sizes.push(0);
     sizes[index] += Buffer.byteLength(text);
+    named += Buffer.byteLength(id) + Buffer.byteLength(name);
   }
+  return named;
 }

@@ -29,6 +29,7 @@ SCHEDULER_ADDRESS = "127.0.0.1:50051"
 
 PUBLIC_MESSAGE_BYTES = 4 << 20
 PRIVATE_MESSAGE_BYTES = 64 << 20
+METADATA_BYTES = 16 << 10  # of an answer
 
 MAX_CONNECTION_STREAMS = 4096
 """Concurrent calls per connection. The client's gRPC library holds further calls back until others end.
@@ -130,6 +131,8 @@ def channel_options(link: Link) -> Options:
     return [
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_receive_message_length", message_bytes),
+        # Above 8 KiB, the default, gRPC would replace some errors, at random, with one of its own.
+        ("grpc.max_metadata_size", METADATA_BYTES),
         # A frozen peer keeps its sockets open. keepalive_timeout alone never detects that; with
         # ping_timeout as well the call ends UNAVAILABLE after keepalive_time + ping_timeout.
         ("grpc.keepalive_time_ms", 1_000 if private else 2_000),

@@ -250,13 +250,12 @@ def _details(trailers: object) -> tuple[str, Mapping[str, str], float | None]:
         if key != _STATUS_DETAILS:
             continue
         try:
-            status = status_pb2.Status.FromString(value)
+            for detail in status_pb2.Status.FromString(value).details:
+                info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+                if detail.Unpack(info):
+                    reason, metadata = info.reason, MappingProxyType(dict(info.metadata))
+                elif detail.Unpack(retry) and retry.retry_delay.seconds >= 0 <= retry.retry_delay.nanos:
+                    retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
         except DecodeError:
             continue  # malformed details: the code and the message are still valid
-        for detail in status.details:
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                reason, metadata = info.reason, MappingProxyType(dict(info.metadata))
-            elif detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     return reason, metadata, retry_after_s

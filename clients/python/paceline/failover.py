@@ -171,7 +171,9 @@ class Attempts:
 
     def _next_round(self, error: PacelineError, now: float) -> float:
         """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
-        hints = [one.retry_after_s for one in self._refusals if one.retry_after_s is not None]
+        hints = [
+            max(one.retry_after_s, MIN_WAIT_S) for one in self._refusals if one.retry_after_s is not None
+        ]
         for_caller = min(self._refusals, key=_retry_after_s) if self._refusals else error
         if self._lost_at is None:
             raise for_caller

@@ -11,7 +11,7 @@ import grpc
 from paceline import errors
 from paceline.collector import Collector
 from paceline.connections import SchedulerConnections
-from paceline.resume import ResumableStream
+from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import SchemaLike
 from paceline.types import Completion, Event, Started, TokenLogprobs
@@ -108,10 +108,9 @@ class Generation:
 
     def _next(self) -> Event:
         """The next event, of the current attempt or of one that continues it."""
-        assert self._call is not None
         while True:
             try:
-                message = next(self._call)
+                message = self._read()
             except StopIteration:
                 if not self._closed.is_set():
                     self._stream.check_end()
@@ -126,6 +125,19 @@ class Generation:
             if self._closed.is_set() or self._stream.is_complete:  # closed by another thread, meanwhile
                 raise StopIteration
             self._recover(failure)
+
+    def _read(self) -> pb.GenerateResponse:
+        """The attempt's next message. If only the end of the stream is missing, it comes soon, or is made."""
+        assert self._call is not None
+        if not self._stream.is_complete or not self._call.is_active():
+            return next(self._call)
+        limit = threading.Timer(END_TIMEOUT_S, self._call.cancel)
+        limit.daemon = True
+        limit.start()
+        try:
+            return next(self._call)
+        finally:
+            limit.cancel()
 
     def _recover(self, failure: errors.PacelineError) -> None:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""

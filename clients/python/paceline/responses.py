@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -289,11 +290,15 @@ def _speculation(message: pb.Speculation) -> Speculation:
 
 
 def token_logprobs(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """One per token. Raises InternalError if one contradicts itself."""
+    """One per token. Raises InternalError if one contradicts itself, or is not a number."""
     try:
-        return tuple(
+        found = tuple(
             TokenLogprobs(one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)))
             for one in messages
         )
     except ValueError:
         raise InternalError("a token's top_ids and top_logprobs differ in length") from None
+    for one in found:
+        if math.isnan(one.logprob) or any(math.isnan(logprob) for _, logprob in one.top):
+            raise InternalError("a token's logprob is not a number")
+    return found

@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 from paceline import responses
+from paceline.bounds import Bounds
 from paceline.errors import (
     DuplicateRequest,
     InternalError,
@@ -22,6 +23,12 @@ from paceline.errors import (
 )
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Delta, Event, Finished, Started, TokenLogprobs
+
+END_TIMEOUT_S = 1.0
+"""Wait for a stream's end when all completions have finished: a scheduler that hangs then holds nobody."""
+
+MAX_FRUITLESS = 8
+"""Attempts in a row that were begun and brought no token, after which the request is not sent again."""
 
 
 def identified(request: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -45,7 +52,13 @@ class _Received:
     reasoning_bytes: int = 0
     argument_bytes: list[int] = field(default_factory=list)  # of each tool call that has begun
     first_us: int | None = None  # from the request's arrival to its first tokens, in microseconds
+    named_bytes: int = 0  # of ids and names of tool calls
     finished: bool = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """All text: the answer's, reasoning, tool calls."""
+        return self.text_bytes + self.reasoning_bytes + self.named_bytes + sum(self.argument_bytes)
 
     def add(self, delta: Delta) -> None:
         """Count a delta in. Raises InternalError if it contradicts earlier ones."""
@@ -59,6 +72,7 @@ class _Received:
             if begins:
                 self.argument_bytes.append(0)
             self.argument_bytes[call.index] += len(call.arguments.encode())
+            self.named_bytes += len(call.id.encode()) + len(call.name.encode())
         if self.first_us is None:
             self.first_us = delta.elapsed_us
 
@@ -80,6 +94,7 @@ class ResumableStream:
         if self._text_only:
             request.returns = pb.RETURNS_BOTH
         n = max(request.n, 1)
+        self._bounds = Bounds(request)
         self._progress = responses.Progress(n)
         self._received = [_Received() for _ in range(n)]
         self._began_at: float | None = None  # send time of the attempt that brought the first event
@@ -90,6 +105,7 @@ class ResumableStream:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._attempt_started = False  # whether the current attempt brought a Started
         self._continued: int | None = None  # tokens in the current attempt's continuation
+        self._fruitless = 0  # attempts in a row that began and brought no token
         self.resumptions = 0  # number of attempts with a continuation
 
     @property
@@ -123,8 +139,13 @@ class ResumableStream:
     def attempt(self, now: float) -> pb.GenerateRequest:
         """Begin an attempt at time `now` (seconds); the request to send: the caller's, or its continuation.
 
-        Raises StreamLost if events were received from a scheduler that sends no Started.
+        Raises StreamLost if events were received from a scheduler that sends no Started, and after
+        MAX_FRUITLESS attempts in a row that a scheduler began and that brought no token.
         """
+        tokens = sum(len(one.token_ids) for one in self._received)
+        self._fruitless = self._fruitless + self._attempt_started if tokens == (self._continued or 0) else 0
+        if self._fruitless >= MAX_FRUITLESS:
+            raise StreamLost(f"the stream was interrupted {MAX_FRUITLESS} times without a token between")
         self._attempt_started = False
         self._sent_at = now
         if self._began_at is None:
@@ -135,7 +156,7 @@ class ResumableStream:
             raise StreamLost("the stream was lost, and its scheduler is too old to say how to continue it")
         self.resumptions += 1
         self._offset_us = round(1e6 * (now - self._began_at))
-        self._continued = sum(len(one.token_ids) for one in self._received)
+        self._continued = tokens
         return self._continuation(self._first)
 
     def see(self, message: pb.GenerateResponse) -> Event | None:
@@ -189,21 +210,24 @@ class ResumableStream:
 
     def _see_started(self, message: pb.Started) -> None:
         if self._attempt_started:
-            return
+            raise InternalError("the scheduler began the stream twice")
         self._attempt_started = True
         if self._first is None:
             self._first = message
+            self._bounds.announce(message)
         if self._continued is not None and message.continued_tokens != self._continued:
             raise self._ignored(message.continued_tokens)
 
     def _see_prompt_logprobs(self, message: pb.PromptLogprobs) -> None:
-        if self.has_begun:
+        if self.has_begun or not self._request.HasField("prompt_logprobs"):
             return  # a continuation repeats them
         if message.first != 1 + len(self._prompt_logprobs):
             raise InternalError(
                 f"logprobs of the prompt from token {message.first} on, behind {len(self._prompt_logprobs)}"
             )
         self._prompt_logprobs += responses.token_logprobs(message.logprobs)
+        if self._first is None or len(self._prompt_logprobs) >= max(self._first.prompt_tokens, 1):
+            raise incomplete("more logprobs of the prompt came than it has tokens")
 
     def _check_prompt_logprobs(self) -> None:
         """Call before the first event. Raises InternalError if some are missing that were requested."""
@@ -223,6 +247,7 @@ class ResumableStream:
         if self._offset_us:
             event = replace(event, elapsed_us=event.elapsed_us + self._offset_us)
         received.add(event)
+        self._bounds.check(event, len(received.token_ids), received.sent_bytes)
         if self._text_only:
             has_text = event.text or event.reasoning or event.tool_calls
             return replace(event, token_ids=(), logprobs=()) if has_text else None

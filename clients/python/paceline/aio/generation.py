@@ -13,7 +13,7 @@ from paceline import errors
 from paceline.aio.calls import reply_of
 from paceline.aio.connections import AsyncSchedulerConnections
 from paceline.collector import Collector
-from paceline.resume import ResumableStream
+from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import SchemaLike
 from paceline.types import Completion, Event, Started, TokenLogprobs
@@ -113,8 +113,13 @@ class Generation:
         """The next event, of the current attempt or of one that continues it."""
         while True:
             assert self._call is not None
+            limit_s = END_TIMEOUT_S if self._stream.is_complete else None
             try:
-                message = await reply_of(self._call.read())
+                async with asyncio.timeout(limit_s):
+                    message = await reply_of(self._call.read())
+            except TimeoutError:  # nothing is missing but the end
+                self._call.cancel()
+                raise StopAsyncIteration from None
             except errors.PacelineError as error:
                 failure = error
             else:

@@ -13,6 +13,7 @@ module Paceline
     OPTIONS = {
       'grpc.max_receive_message_length' => 4 << 20,
       'grpc.max_send_message_length' => 4 << 20,
+      'grpc.max_metadata_size' => 16 << 10, # of an error; above 8 KiB gRPC would report one of its own
       # A frozen scheduler keeps its sockets open: pings notice it within four seconds.
       'grpc.keepalive_time_ms' => 2_000,
       'grpc.keepalive_timeout_ms' => 1_500,

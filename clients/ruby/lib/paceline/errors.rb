@@ -83,7 +83,8 @@ module Paceline
         if (info = detail.unpack(Google::Rpc::ErrorInfo))
           found.update(reason: info.reason, metadata: info.metadata.to_h)
         elsif (info = detail.unpack(Google::Rpc::RetryInfo))
-          found[:retry_after] = info.retry_delay&.to_f || 0.0
+          delay = info.retry_delay&.to_f || 0.0
+          found[:retry_after] = delay unless delay.negative?
         end
       end
       found

@@ -142,7 +142,8 @@ module Paceline
         raise for_caller if left <= 0
 
         @address, *@untried = @rotation.order(now)
-        wait = [(@refusals.empty? ? nil : for_caller.retry_after) || @wait, left].min
+        hint = @refusals.empty? ? nil : for_caller.retry_after
+        wait = [hint ? [hint, MIN_WAIT].max : @wait, left].min
         wait = [wait, [@deadline - now, 0.0].max].min if @deadline
         @wait = [2 * @wait, MAX_WAIT].min
         @refusals = []

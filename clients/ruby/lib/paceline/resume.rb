@@ -2,6 +2,7 @@
 
 require 'securerandom'
 
+require 'paceline/bounds'
 require 'paceline/errors'
 require 'paceline/scheduler/v1/scheduler_pb'
 
@@ -15,8 +16,16 @@ module Paceline
   class ResumableStream
     # What was received of one completion. Lengths of text are in bytes of UTF-8.
     Received = Struct.new(
-      :token_ids, :text_bytes, :reasoning_bytes, :argument_bytes, :first_ms, :finished, keyword_init: true
-    )
+      :token_ids, :text_bytes, :reasoning_bytes, :argument_bytes, :named_bytes, :first_ms, :finished, keyword_init: true
+    ) do
+      # All text: the answer's, reasoning, tool calls with their ids and names.
+      def sent_bytes
+        text_bytes + reasoning_bytes + named_bytes + argument_bytes.sum
+      end
+    end
+
+    # Attempts in a row that were begun and brought no token, after which the request is not sent again.
+    MAX_FRUITLESS = 8
 
     # A copy of the request, with an id and a seed drawn if it has none: sent again, it is the same request.
     def self.identified(request)
@@ -41,6 +50,7 @@ module Paceline
     def initialize(request)
       request.returns = :RETURNS_BOTH if request.returns == :RETURNS_TEXT # a continuation needs the token ids
       @request = request
+      @bounds = Bounds.new(request)
       @completions = [request.n, 1].max
       @received = {} # by index: what has had anything
       @began_at = nil # when the attempt was sent that brought the first event
@@ -49,6 +59,7 @@ module Paceline
       @prompt_logprobs = []
       @attempt_started = false # the current attempt brought a Started
       @continued = nil # tokens in the current attempt's continuation
+      @fruitless = 0 # attempts in a row that began and brought no token
     end
 
     def request_id
@@ -62,6 +73,8 @@ module Paceline
 
     # The request to send now: the caller's, or its continuation.
     def attempt(now)
+      tokens = @received.each_value.sum { |one| one.token_ids.size }
+      count_fruitless(tokens)
       @attempt_started = false
       @sent_at = now
       unless @began_at
@@ -72,7 +85,7 @@ module Paceline
       raise lost('its scheduler is too old to say how') unless @started
 
       @offset = now - @began_at
-      @continued = @received.each_value.sum { |one| one.token_ids.size }
+      @continued = tokens
       continuation
     end
 
@@ -106,28 +119,43 @@ module Paceline
 
     private
 
+    def count_fruitless(tokens)
+      if tokens != (@continued || 0)
+        @fruitless = 0
+      elsif @attempt_started
+        @fruitless += 1
+      end
+      raise lost("#{MAX_FRUITLESS} attempts in a row brought no token") if @fruitless >= MAX_FRUITLESS
+    end
+
     def finished
       @received.each_value.count(&:finished)
     end
 
     def see_started(started)
-      return if @attempt_started
+      raise Errors.incomplete('the scheduler began the stream twice') if @attempt_started
 
       @attempt_started = true
-      @started ||= started
+      unless @started
+        @started = started
+        @bounds = Bounds.new(@request, started)
+      end
       raise ignored(started.continued_tokens) if @continued && started.continued_tokens != @continued
 
       nil
     end
 
     def see_prompt_logprobs(part)
-      return if @began_at # a continuation without tokens repeats them
+      return if @began_at || !@request.has_prompt_logprobs? # a continuation without tokens repeats them
 
       if part.first != 1 + @prompt_logprobs.size
         raise Errors.incomplete("logprobs of the prompt from token #{part.first} on, behind #{@prompt_logprobs.size}")
       end
       @prompt_logprobs.concat(part.logprobs.to_a)
-      nil
+      if @prompt_logprobs.size >= [@started&.prompt_tokens || 0, 1].max
+        raise Errors.incomplete('more logprobs of the prompt came than it has tokens')
+      end
+      Bounds.check_numbers(part.logprobs)
     end
 
     # Before the first event, which comes after all of them.
@@ -150,7 +178,9 @@ module Paceline
       end
 
       one = @received[index] ||=
-        Received.new(token_ids: [], text_bytes: 0, reasoning_bytes: 0, argument_bytes: [], finished: false)
+        Received.new(
+          token_ids: [], text_bytes: 0, reasoning_bytes: 0, argument_bytes: [], named_bytes: 0, finished: false
+        )
       check_prompt_logprobs unless @began_at
       @began_at ||= @sent_at
       message.event == :delta ? add(one, message.delta) : finish(one, message.finished)
@@ -161,12 +191,14 @@ module Paceline
       one.token_ids.concat(delta.token_ids.to_a)
       one.text_bytes += delta.text.bytesize
       one.reasoning_bytes += delta.reasoning.bytesize
-      delta.tool_calls.each { |call| add_call(one.argument_bytes, call) }
+      delta.tool_calls.each { |call| add_call(one, call) }
+      @bounds.check(delta, one.token_ids.size, one.sent_bytes)
       delta.elapsed_us += (1e6 * @offset).round
       one.first_ms ||= delta.elapsed_us / 1000
     end
 
-    def add_call(sizes, call)
+    def add_call(one, call)
+      sizes = one.argument_bytes
       begins = call.index == sizes.size
       if call.index > sizes.size || call.name.empty? == begins
         raise Errors.incomplete("tool call #{call.index} does not begin with its name, and once")
@@ -174,6 +206,7 @@ module Paceline
 
       sizes << 0 if begins
       sizes[call.index] += call.arguments.bytesize
+      one.named_bytes += call.id.bytesize + call.name.bytesize
     end
 
     def finish(one, finished)
@@ -202,7 +235,7 @@ module Paceline
 
     def continued_completions
       @received.map do |index, one|
-        Scheduler::V1::ContinuedCompletion.new(index: index, **one.to_h.except(:first_ms))
+        Scheduler::V1::ContinuedCompletion.new(index: index, **one.to_h.except(:first_ms, :named_bytes))
       end
     end
 

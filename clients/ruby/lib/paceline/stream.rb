@@ -12,6 +12,9 @@ module Paceline
   class Stream
     include Enumerable
 
+    # Seconds to wait for the stream's end when all completions have finished.
+    END_TIMEOUT = 1.0
+
     # Made by Client#generate.
     def initialize(connections, attempts, resumable)
       @connections = connections
@@ -68,6 +71,7 @@ module Paceline
       raise cancelled if @cancelled
 
       in_block = false
+      limit = nil
       replies do |message|
         @attempts.answered
         next unless (event = @resumable.see(message))
@@ -75,14 +79,29 @@ module Paceline
         in_block = true
         yield event
         in_block = false
+        limit ||= ending if @resumable.complete?
       end
       @resumable.check_end
       true
     rescue GRPC::BadStatus, GRPC::Core::CallError => e
       raise if in_block # not of this stream
 
+      return true if @resumable.complete?
+
+      @attempts.timeout(Connections.now) # what gRPC raises of a call whose deadline passed is not always that
       @failure = Errors.from_rpc(e)
-      @resumable.complete?
+      false
+    ensure
+      limit&.kill
+    end
+
+    # Cancels the call of which nothing is missing but the end, unless it ends soon.
+    def ending
+      call = @call
+      Thread.new do
+        sleep END_TIMEOUT
+        call.cancel
+      end
     end
 
     def replies(&block)

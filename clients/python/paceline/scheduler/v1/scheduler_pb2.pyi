@@ -1589,7 +1589,8 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 @_typing.final
 class Delta(_message.Message):
     """New since the last delta of this index. Text may lag behind the ids while a character is
-    unfinished or a stop string could begin.
+    unfinished or a stop string could begin. A completion has at most Started.max_tokens ids, and at most
+    4,096 bytes of text, reasoning and tool calls for each id that has come: clients end a stream with more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

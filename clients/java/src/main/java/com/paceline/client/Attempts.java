@@ -125,7 +125,7 @@ final class Attempts {
       throw forCaller;
     }
     Optional<Duration> hint = refusals.isEmpty() ? Optional.empty() : forCaller.retryAfter();
-    long wait = Math.min(hint.map(Duration::toMillis).orElse(waitMs), leftMs);
+    long wait = Math.min(hint.map(delay -> Math.max(delay.toMillis(), MIN_WAIT_MS)).orElse(waitMs), leftMs);
     waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
     refusals.clear();
     untried = rotation.order(now);

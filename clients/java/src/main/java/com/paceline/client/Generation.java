@@ -12,6 +12,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
@@ -20,6 +21,9 @@ import java.util.concurrent.TimeUnit;
  * for {@link #close}, which cancels the request: the scheduler computes nothing for it from its next step on.
  */
 public final class Generation implements Iterable<GenerateResponse>, Iterator<GenerateResponse>, AutoCloseable {
+  /** The wait for a stream's end when all completions have finished. */
+  private static final long END_TIMEOUT_MS = 1_000;
+
   private final Client client;
   private final Attempts attempts;
   private final ResumableStream resumable;
@@ -106,7 +110,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
       if (replies == null) {
         begin();
       }
-      if (replies.hasNext()) {
+      if (hasReply()) {
         GenerateResponse message = replies.next();
         attempts.answered();
         upcoming = resumable.see(message);
@@ -120,6 +124,22 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
       } else {
         again(PacelineException.of(error));
       }
+    }
+  }
+
+  /** Whether another message comes. The end of a stream of which nothing is missing comes soon, or is made. */
+  private boolean hasReply() {
+    if (!resumable.isComplete()) {
+      return replies.hasNext();
+    }
+    CompletableFuture<Void> limit =
+        CompletableFuture.runAsync(
+            () -> context.cancel(null),
+            CompletableFuture.delayedExecutor(END_TIMEOUT_MS, TimeUnit.MILLISECONDS));
+    try {
+      return replies.hasNext();
+    } finally {
+      limit.cancel(false);
     }
   }
 

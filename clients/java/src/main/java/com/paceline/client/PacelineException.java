@@ -18,6 +18,9 @@ public final class PacelineException extends RuntimeException {
   private static final Metadata.Key<byte[]> DETAILS =
       Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
 
+  /** The longest hint that is taken. */
+  private static final long MAX_SECONDS = 1L << 32;
+
   private final Status.Code code;
   private final Details details;
   private final boolean lost;
@@ -130,7 +133,8 @@ public final class PacelineException extends RuntimeException {
           info = ErrorInfo.parseFrom(detail.getValue());
         } else if (detail.getTypeUrl().endsWith("/google.rpc.RetryInfo")) {
           var delay = RetryInfo.parseFrom(detail.getValue()).getRetryDelay();
-          retryAfter = Duration.ofSeconds(delay.getSeconds(), delay.getNanos());
+          boolean isSane = delay.getSeconds() >= 0 && delay.getSeconds() <= MAX_SECONDS && delay.getNanos() >= 0;
+          retryAfter = isSane ? Duration.ofSeconds(delay.getSeconds(), delay.getNanos()) : retryAfter;
         }
       }
     } catch (InvalidProtocolBufferException malformed) {

@@ -33,6 +33,9 @@ import java.util.UUID;
 final class ResumableStream {
   private static final SecureRandom RANDOM = new SecureRandom();
 
+  /** Attempts in a row that were begun and brought no token, after which the request is not sent again. */
+  private static final int MAX_FRUITLESS = 8;
+
   private final GenerateRequest request;
   private final int completions;
   private final Map<Integer, Received> received = new TreeMap<>(); // by index
@@ -44,11 +47,14 @@ final class ResumableStream {
   private final List<TokenLogprobs> promptLogprobs = new ArrayList<>();
   private boolean attemptStarted; // the current attempt brought a Started
   private Optional<Integer> continued = Optional.empty(); // tokens in the current attempt's continuation
+  private int fruitless; // attempts in a row that began and brought no token
+  private Bounds bounds;
 
   /** What was received of one completion. */
   private static final class Received {
     final ContinuedCompletion.Builder continued = ContinuedCompletion.newBuilder();
     Optional<Integer> firstMs = Optional.empty(); // from the request's arrival to its first tokens
+    long textBytes; // of text, reasoning and tool calls
 
     Received(int index) {
       continued.setIndex(index);
@@ -63,6 +69,7 @@ final class ResumableStream {
     }
     request = builder.build();
     completions = Math.max(request.getN(), 1);
+    bounds = new Bounds(request, Started.getDefaultInstance());
   }
 
   /** The request, with an id and a seed drawn if it has none. */
@@ -101,6 +108,15 @@ final class ResumableStream {
 
   /** The request to send now: the caller's, or its continuation. */
   GenerateRequest attempt(long now) {
+    int tokens = received.values().stream().mapToInt(one -> one.continued.getTokenIdsCount()).sum();
+    if (tokens != continued.orElse(0)) {
+      fruitless = 0;
+    } else if (attemptStarted) {
+      fruitless++;
+    }
+    if (fruitless >= MAX_FRUITLESS) {
+      throw PacelineException.lost(MAX_FRUITLESS + " attempts in a row brought no token", null);
+    }
     attemptStarted = false;
     sentAt = now;
     if (beganAt.isEmpty()) {
@@ -118,7 +134,7 @@ final class ResumableStream {
             .setSampler(started.getSampler())
             .setAdapterFingerprint(started.getAdapterFingerprint());
     received.values().forEach(one -> continuation.addCompletions(one.continued));
-    continued = Optional.of(received.values().stream().mapToInt(one -> one.continued.getTokenIdsCount()).sum());
+    continued = Optional.of(tokens);
     GenerateRequest.Builder next = request.toBuilder();
     next.setSampling(started.getSampling()).setContinuation(continuation);
     next.getStopBuilder().setMaxTokens(started.getMaxTokens());
@@ -143,7 +159,7 @@ final class ResumableStream {
     Received one = isAsked ? received.computeIfAbsent(index, Received::new) : null;
     if (one == null || one.continued.getFinished()) {
       throw PacelineException.incomplete(
-          "an event of completion " + index + ", which has finished or was not asked for");
+          "an event of completion " + Integer.toUnsignedString(index) + ", which has finished or was not asked for");
     }
     if (beganAt.isEmpty()) {
       checkPromptLogprobs();
@@ -182,11 +198,12 @@ final class ResumableStream {
 
   private void seeStarted(Started started) {
     if (attemptStarted) {
-      return;
+      throw PacelineException.incomplete("the scheduler began the stream twice");
     }
     attemptStarted = true;
     if (first.isEmpty()) {
       first = Optional.of(started);
+      bounds = new Bounds(request, started);
     }
     if (continued.isPresent() && started.getContinuedTokens() != continued.get()) {
       throw ignored(started.getContinuedTokens());
@@ -194,7 +211,7 @@ final class ResumableStream {
   }
 
   private void seePromptLogprobs(PromptLogprobs part) {
-    if (beganAt.isPresent()) {
+    if (beganAt.isPresent() || !request.hasPromptLogprobs()) {
       return; // a continuation without tokens repeats them
     }
     if (part.getFirst() != 1 + promptLogprobs.size()) {
@@ -202,6 +219,10 @@ final class ResumableStream {
           "logprobs of the prompt from token " + part.getFirst() + " on, behind " + promptLogprobs.size());
     }
     promptLogprobs.addAll(part.getLogprobsList());
+    if (promptLogprobs.size() >= Math.max(first.map(Started::getPromptTokens).orElse(0), 1)) {
+      throw PacelineException.incomplete("more logprobs of the prompt came than it has tokens");
+    }
+    Bounds.checkNumbers(part.getLogprobsList());
   }
 
   /** Before the first event, which comes after all of them. */
@@ -223,16 +244,19 @@ final class ResumableStream {
     sum.setReasoningBytes(sum.getReasoningBytes() + delta.getReasoningBytes().size());
     for (ToolCallDelta call : delta.getToolCallsList()) {
       int begun = sum.getArgumentBytesCount();
-      if (call.getIndex() > begun || call.getName().isEmpty() == (call.getIndex() == begun)) {
+      if (Integer.compareUnsigned(call.getIndex(), begun) > 0 || call.getName().isEmpty() == (call.getIndex() == begun)) {
         throw PacelineException.incomplete(
-            "tool call " + call.getIndex() + " does not begin with its name, and once");
+            "tool call " + Integer.toUnsignedString(call.getIndex()) + " does not begin with its name, and once");
       }
       if (call.getIndex() == begun) {
         sum.addArgumentBytes(0);
       }
       int bytes = sum.getArgumentBytes(call.getIndex()) + call.getArgumentsBytes().size();
       sum.setArgumentBytes(call.getIndex(), bytes);
+      one.textBytes += call.getIdBytes().size() + call.getNameBytes().size() + call.getArgumentsBytes().size();
     }
+    one.textBytes += delta.getTextBytes().size() + delta.getReasoningBytes().size();
+    bounds.check(delta, sum.getTokenIdsCount(), one.textBytes);
     long elapsedUs = delta.getElapsedUs() + 1_000L * offsetMs;
     if (one.firstMs.isEmpty()) {
       one.firstMs = Optional.of((int) (elapsedUs / 1_000));
