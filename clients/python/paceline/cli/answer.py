@@ -6,12 +6,13 @@ import sys
 
 from paceline.chat import ToolCall
 from paceline.cli.common import stderr
+from paceline.cli.safe_text import written
 from paceline.types import Completion, Delta
 
 
 def write(text: str) -> None:
-    """Write to stdout and flush."""
-    sys.stdout.write(text)
+    """Write to stdout and flush; see `written`."""
+    sys.stdout.write(written(text))
     sys.stdout.flush()
 
 

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from typing import Annotated, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from paceline import errors
 from paceline.channel import SCHEDULER_ADDRESS, Security
+from paceline.cli.safe_text import SafeConsole
 from paceline.cli.supervisor import ChildFailed
 
 _T = TypeVar("_T")
 _EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 
-console = Console()
-stderr = Console(stderr=True)
+console = SafeConsole()
+stderr = SafeConsole(stderr=True)
 
 
 def check_address(address: str) -> str:
