@@ -80,7 +80,7 @@ docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
 
-bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 25 minutes (ARGS="--short": in four)
+bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 33 minutes (ARGS="--short": in five)
 	@$(BIN)/python -m tests.bench.hostile $(ARGS)
 
 soak: $(STAMP) ## Mixed load while faults strike, for 30 minutes (ARGS="--minutes 5 --seed 7")

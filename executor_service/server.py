@@ -11,6 +11,7 @@ from paceline.channel import Link, server_options
 from paceline.executor.v1 import executor_pb2
 from paceline.executor.v1 import executor_pb2_grpc as rpc
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.gate import Gate
 from service_kit.logs import Log
 from service_kit.probes import PublishedHealth
@@ -41,9 +42,12 @@ class ExecutorServer:
         self._runtime = runtime = Runtime.from_config(config)
         self.metrics, self.health = Metrics(runtime), PublishedHealth(SERVICE)
         self.audit = Audit((executor_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR), self.metrics.call_failed)
-        credentials = config.credentials
+        self.connections, credentials = Connections(), config.credentials
         self.server = grpc.aio.server(
-            interceptors=[Gate(credentials, self.audit), ErrorInterceptor(credentials, self.audit)],
+            interceptors=[
+                Gate(credentials, self.audit, self.connections),
+                ErrorInterceptor(credentials, self.audit),
+            ],
             options=server_options(Link.PRIVATE),
         )
         servicer = ExecutorServicer(runtime, self.metrics, credentials, self.audit)

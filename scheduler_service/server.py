@@ -12,6 +12,7 @@ from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
 from paceline.extras import installation
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.gate import Gate
 from service_kit.lifecycle import EXIT_PORT, StartError, live
 from service_kit.logs import Log
@@ -58,7 +59,7 @@ class SchedulerServer:
     def __init__(self, settings: SchedulerSettings) -> None:
         """Raises RuntimeError if the gateway's packages are missing."""
         self.service = SchedulerService(settings)
-        self._settings = settings
+        self._settings, self.connections = settings, Connections()
         self.metrics, self.health = self.service.metrics, PublishedHealth(SERVICE)
         self.audit = Audit(
             (scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR),
@@ -69,7 +70,7 @@ class SchedulerServer:
         options = _PUBLIC_OPTIONS | {"grpc.max_concurrent_streams": max_streams(settings)}
         self.server = grpc.aio.server(
             interceptors=[
-                Gate(credentials, self.audit),
+                Gate(credentials, self.audit, self.connections),
                 StatusInterceptor(credentials, self.audit, servicer.admit),
             ],
             options=list(options.items()),
@@ -79,7 +80,7 @@ class SchedulerServer:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self.server)
         self._gateway: GatewayPort | None = None
         if settings.gateway_port is not None:
-            self._gateway = _gateway_port(self.service, servicer, settings, _PUBLIC_OPTIONS)
+            self._gateway = _gateway_port(self.service, servicer, settings, self.connections, _PUBLIC_OPTIONS)
 
     async def open(self) -> dict[str, object]:
         """Open the gateway's port, if there is one. Raises RuntimeError, OSError."""
@@ -114,6 +115,7 @@ def _gateway_port(
     service: SchedulerService,
     servicer: SchedulerServicer,
     settings: SchedulerSettings,
+    connections: Connections,
     options: Mapping[str, int | str],
 ) -> GatewayPort:
     """The gateway's port, whose packages are imported here alone. Raises RuntimeError if they are missing."""
@@ -123,7 +125,7 @@ def _gateway_port(
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
         raise RuntimeError(f"--gateway-port needs further packages; {installation('openai')}") from error
-    return GatewayPort(service, servicer, settings, options)
+    return GatewayPort(service, servicer, settings, connections, options)
 
 
 async def serve(settings: SchedulerSettings) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import grpc.aio
-from paceline.channel import is_loopback
+from paceline.channel import is_loopback, max_connections
 from service_kit.audit import Audit
+from service_kit.connections import Connections
+from service_kit.gate import Gate
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from scheduler_service.config import SchedulerSettings
@@ -32,22 +34,25 @@ class GatewayPort:
         service: SchedulerService,
         door: SchedulerServicer,
         settings: SchedulerSettings,
+        connections: Connections,
         options: Mapping[str, int | str],
     ) -> None:
         """`options`: of the gRPC server."""
-        self._address = settings.gateway_address
+        self._address, self._connections = settings.gateway_address, connections
         own_user_only = settings.callers_need_credentials and is_loopback(self._address)
         self._callers = GatewayCallers(own_user_only=own_user_only)
         servicer = WorkerServicer(service, door, self._callers, settings.gateway_model_name)
         audit = Audit((vllm_engine_pb2.DESCRIPTOR,), service.metrics.call_failed)
         statuses = StatusInterceptor(self._callers, audit, servicer.admit, prefix=SERVICE_PREFIX)
         given = {**options, **_OPTIONS}
-        self._server = grpc.aio.server(interceptors=[statuses], options=list(given.items()))
+        gate = Gate(self._callers, audit, connections)
+        self._server = grpc.aio.server(interceptors=[gate, statuses], options=list(given.items()))
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, self._server)
 
     async def start(self) -> int:
         """Listen; returns the port. Raises RuntimeError if it is in use."""
         self._callers.port = self._server.add_insecure_port(self._address)
+        self._connections.watch(self._callers.port, max_connections())
         await self._server.start()
         return self._callers.port
 

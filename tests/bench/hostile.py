@@ -1,7 +1,7 @@
 """What hostile clients cost the others: every figure beside its bound.
 
-    python -m tests.bench.hostile                      # all scenarios, at most 25 minutes
-    python -m tests.bench.hostile --short              # at most 4 minutes
+    python -m tests.bench.hostile                      # all scenarios, at most 33 minutes
+    python -m tests.bench.hostile --short              # at most 5 minutes
     python -m tests.bench.hostile text auth            # some of them
     python -m tests.bench.hostile overload --seconds 60 --json out.json
 
@@ -10,8 +10,9 @@
     overload-model  the same with the default model
     fairness        ten polite callers beside one that floods with 10,000 requests
     auth            a gigabyte of calls without a valid token, to every method of both services
+    headers         floods of headers by strangers, at every port
 
-Each scenario is a benchmark of its own (`tests.bench.hostile_text`, `overload`, `hostile_auth`), which has
+Each scenario is a benchmark of its own (`tests.bench.hostile_text`, `overload`, ...), which has
 more options and prints more. The exit status is 1 if a figure is beyond its bound. Other load on the
 machine shows in every figure: its load average is printed with them.
 """
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench import hostile_headers
 from tests.bench.figures import Line, report
 from tests.bench.overload_client import Row
 from tests.bench.overload_report import all_lines
@@ -81,6 +83,17 @@ def auth_lines(scenario: str, found: Any) -> Iterator[Line]:
         yield Line(scenario, name + "rise of memory, MB", one["rise_mb"], most=one["max_rise_mb"])
 
 
+def headers_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `hostile_headers`'s JSON."""
+    for one in found:
+        name = f"{one['port']}, {one['kind']}, {one['connections']} connections: "
+        most = hostile_headers.max_rise(one["connections"])
+        yield Line(scenario, name + "rise of memory, MiB", one["rise_mib"], most=most)
+        yield Line(scenario, name + "kept, MiB", one["kept_mib"], most=hostile_headers.MAX_KEPT_MIB)
+        yield Line(scenario, name + "CPU s a MB", one["cpu_s_per_mb"], most=hostile_headers.MAX_CPU_S_PER_MB)
+        yield Line(scenario, name + "canary's gap, ms", one["gap_ms"], most=hostile_headers.MAX_GAP_MS)
+
+
 SCENARIOS = {
     "text": Scenario("hostile_text", (), ("--runs", "1", "--attacks", "4"), 420, 60, text_lines),
     "overload": Scenario("overload", ("--seconds", "20"), ("--short",), 480, 30, overload_lines),
@@ -95,9 +108,17 @@ SCENARIOS = {
     "fairness": Scenario(
         "fairness", ("--runs", "3"), ("--runs", "1", "--streams", "1"), 300, 60, fairness_lines
     ),
+    "headers": Scenario(
+        "hostile_headers",
+        ("--settle", "10"),
+        ("--connections", "4", "--seconds", "2", "--settle", "2"),
+        480,
+        75,
+        headers_lines,
+    ),
     "auth": Scenario("hostile_auth", (), ("--gigabytes", "0.1", "--connections", "50"), 120, 25, auth_lines),
 }
-"""Their limits add up to 25 minutes, and to four."""
+"""Their limits add up to 33 minutes, and to five."""
 
 
 def run(name: str, arguments: argparse.Namespace) -> list[Line]:

@@ -1,4 +1,4 @@
-"""The server interceptor that authenticates calls before their request is read.
+"""The server interceptor that authenticates calls, and bounds their headers, before their request is read.
 
 gRPC reads the request for the handler that the interceptor returns: all of it for a unary handler; for a
 stream handler nothing, until the handler asks. So refusals are always stream handlers, also for unary
@@ -8,7 +8,8 @@ methods: they read no request, and clients can't tell the difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from paceline.malformed import Malformed, lenient
 
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.credentials import Credentials
 from service_kit.logs import Log
 from service_kit.status import client_has_left, end_call, rich_status
@@ -29,7 +31,14 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MAX_UNKNOWN_WATCHES = 256
 """Open health watches of all callers without a valid token together. Further ones are refused."""
 
-_OURS = "/paceline."
+MAX_METADATA_BYTES = 16 << 10
+"""Of a call, with 32 for each entry, as HTTP/2 counts them. gRPC refuses more by itself, but only once the
+caller has confirmed the server's settings."""
+_IMPOSSIBLE_BYTES = 4 * MAX_METADATA_BYTES
+"""What no honest caller sends, not even before it knows the settings."""
+_ENTRY_BYTES = 32
+
+_OURS = ("/paceline.", "/vllm.grpc.engine.")
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
@@ -39,6 +48,11 @@ _REFUSED = (
     "UNAUTHENTICATED",
 )
 _UNKNOWN = grpc.StatusCode.UNIMPLEMENTED, "unknown method", "UNSUPPORTED"
+_TOO_LARGE = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    f"the call's metadata has more than {MAX_METADATA_BYTES} bytes",
+    "QUOTA",
+)
 _TOO_MANY = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     f"{MAX_UNKNOWN_WATCHES} health watches without a token are open",
@@ -51,10 +65,15 @@ class Gate(grpc.aio.ServerInterceptor):
 
     Check and Watch of grpc.health.v1 need no token. Callers without a valid one get the status of the whole
     server, whatever service their request names, because the request is not read.
+
+    It says to `connections` which peers made an admitted call, and which sent impossible headers.
     """
 
-    def __init__(self, credentials: Credentials, audit: Audit) -> None:
+    def __init__(
+        self, credentials: Credentials, audit: Audit, connections: Connections | None = None
+    ) -> None:
         self._credentials, self._audit = credentials, audit
+        self._connections = connections or Connections()
         self._watches = 0
 
     async def intercept_service(
@@ -63,8 +82,10 @@ class Gate(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
         """The handler of one call: the method's own, or one that refuses the call."""
-        method = handler_call_details.method
-        if not self._credentials.admits(handler_call_details.invocation_metadata):
+        method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
+        if (size := _size(metadata)) > MAX_METADATA_BYTES:
+            return self._answering(method, *_TOO_LARGE, accused=size > _IMPOSSIBLE_BYTES)
+        if not self._credentials.admits(metadata):
             if method not in (_CHECK, _WATCH):
                 return self._answering(method, *_REFUSED)
             handler = await continuation(handler_call_details)
@@ -72,12 +93,37 @@ class Gate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return self._answering(method, *_UNKNOWN)
-        return handler if method.startswith(_OURS) else _guarded(handler)
+        return self._admitting(handler if method.startswith(_OURS) else _guarded(handler))
 
-    def _answering(self, method: str, code: grpc.StatusCode, message: str, reason: str) -> _Handler:
+    def _admitting(self, handler: _Handler) -> _Handler:
+        """The handler, which first says that its peer is no stranger."""
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            if inspect.iscoroutinefunction(behaviour := getattr(handler, kind)):
+                make = getattr(grpc, f"{kind}_rpc_method_handler")
+                parse, serialize = handler.request_deserializer, handler.response_serializer
+                changed: _Handler = make(self._after_admission(behaviour), parse, serialize)
+                return changed
+        return handler
+
+    def _after_admission(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        arrival = self._connections.arrival()
+
+        async def call(request: Any, context: _Context) -> Any:
+            arrival.of(context.peer())
+            answer = behaviour(request, context)
+            del request, context  # see end_call
+            return await answer
+
+        return call
+
+    def _answering(
+        self, method: str, code: grpc.StatusCode, message: str, reason: str, *, accused: bool = False
+    ) -> _Handler:
         """A handler that ends the call with this status without reading the request."""
 
         async def answer(_requests: object, context: _Context) -> None:
+            if accused:
+                self._connections.accuse(context.peer())
             self._audit.failed(self._credentials.identify(context).name, method, code, reason)
             ending = end_call(context, rich_status(code, message, reason=reason))
             del _requests, context  # see end_call
@@ -93,10 +139,12 @@ class Gate(grpc.aio.ServerInterceptor):
         behaviour: Any = handler.unary_stream or handler.unary_unary
 
         async def check(_requests: object, context: _Context) -> None:
+            self._connections.answer(context.peer())
             await context.write(await behaviour(empty, context))
 
         async def watch(_requests: object, context: _Context) -> None:
             self._watches += 1
+            self._connections.answer(context.peer())
             try:
                 await behaviour(empty, context)
             finally:
@@ -104,6 +152,15 @@ class Gate(grpc.aio.ServerInterceptor):
 
         answer = watch if handler.response_streaming else check
         return grpc.stream_stream_rpc_method_handler(answer, None, serializer)
+
+
+def _size(metadata: Sequence[tuple[str, str | bytes]] | None) -> int:
+    """Of a call's metadata; counted only as far as it is needed."""
+    if metadata is None:
+        return 0
+    if len(metadata) * _ENTRY_BYTES > _IMPOSSIBLE_BYTES:
+        return len(metadata) * _ENTRY_BYTES
+    return sum(len(key) + len(value) + _ENTRY_BYTES for key, value in metadata)
 
 
 def _guarded(handler: _Handler) -> _Handler:

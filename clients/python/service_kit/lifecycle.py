@@ -15,8 +15,10 @@ from typing import Protocol
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from paceline.channel import max_connections
 
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.logs import Log
 from service_kit.probes import HealthPort, PublishedHealth
 from service_kit.process import Shutdown, bind_local, write_port_file
@@ -45,6 +47,7 @@ class Service(Protocol):
     server: grpc.aio.Server
     health: PublishedHealth
     audit: Audit
+    connections: Connections  # of all its ports
     names: tuple[str, ...]  # of the gRPC services that reflection offers
     grace_s: float  # that calls have to send their last messages when the server stops
 
@@ -107,13 +110,14 @@ async def _open(service: Service, settings: ServiceSettings) -> HealthPort | Non
         reflection.enable_server_reflection(names, server)
     with _starting(f"can't bind {settings.address}: "):
         ports["port"] = port = settings.server_security.bind(server, settings.address)
+        service.connections.watch(port, max_connections())
         if settings.local_socket is not None:
             bind_local(server, settings.local_socket)
     await service.health.show(serving=False)
     await server.start()  # health checks are answered while the service gets ready
     health_port = None
     if settings.health_address is not None:
-        health_port = HealthPort(service.health.servicer, service.audit)
+        health_port = HealthPort(service.health.servicer, service.audit, service.connections)
         with _starting(f"can't bind the health port {settings.health_address}: "):
             await health_port.open(settings.health_address)
     if settings.metrics_port is not None:

@@ -14,6 +14,7 @@ from grpc_health.v1._async import HealthServicer
 from paceline.channel import Link, server_options
 
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.credentials import Credentials
 from service_kit.gate import Gate
 from service_kit.logs import Log
@@ -24,9 +25,11 @@ LIVENESS = "liveness"
 """A name that health checks may ask for: SERVING whenever the event loop answers, so also while the service
 loads, drains or has no executor. The other names tell whether new requests are taken."""
 
+MAX_CONNECTIONS = 64
+
 _BOUNDS = {
     "grpc.max_receive_message_length": 1024,
-    "grpc.max_allowed_incoming_connections": 64,
+    "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS,
     "grpc.max_concurrent_streams": 16,  # of a connection
 }
 """Everybody who reaches the port is answered, so little is enough to answer probes."""
@@ -53,17 +56,18 @@ class PublishedHealth:
 class HealthPort:
     """A gRPC server with health checks alone. `servicer` answers them, here and on the service's own port."""
 
-    def __init__(self, servicer: Any, audit: Audit) -> None:
-        self._servicer = servicer
+    def __init__(self, servicer: Any, audit: Audit, connections: Connections) -> None:
+        self._servicer, self._connections = servicer, connections
         options = dict(server_options(Link.PUBLIC)) | _BOUNDS
         self._server = grpc.aio.server(
-            interceptors=[Gate(Credentials(), audit)], options=list(options.items())
+            interceptors=[Gate(Credentials(), audit, connections)], options=list(options.items())
         )
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
 
     async def open(self, address: str) -> int:
         """Listen; returns the port. Raises RuntimeError if it is taken."""
         port = self._server.add_insecure_port(address)
+        self._connections.watch(port, MAX_CONNECTIONS, small=True)
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
         log.info("health checks", address=address, port=port)

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_aio_channel
 from paceline.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.probes import LIVENESS, HealthPort
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,7 +34,7 @@ class Opened:
 async def opened() -> AsyncIterator[Opened]:
     servicer = health.aio.HealthServicer()
     await servicer.set("", NOT_SERVING)
-    health_port = HealthPort(servicer, Audit((), lambda method, reason: None))
+    health_port = HealthPort(servicer, Audit((), lambda method, reason: None), Connections())
     port = await health_port.open("127.0.0.1:0")
     async with open_aio_channel(f"127.0.0.1:{port}", Link.PUBLIC) as channel:
         yield Opened(servicer, port, channel)
@@ -65,6 +66,6 @@ async def test_a_probe_is_a_small_message(opened: Opened) -> None:
 
 
 async def test_a_health_port_that_is_taken_is_an_error(opened: Opened) -> None:
-    second = HealthPort(opened.servicer, Audit((), lambda method, reason: None))
+    second = HealthPort(opened.servicer, Audit((), lambda method, reason: None), Connections())
     with pytest.raises(RuntimeError):
         await second.open(f"127.0.0.1:{opened.port}")

@@ -1,0 +1,238 @@
+"""Who holds the connections of a service's ports, and which of them are reset when memory rises.
+
+gRPC bounds the headers of a call (16 KiB) only once the caller has confirmed the server's settings. A hostile
+caller never does, and until then one call may have headers of 16 MiB, which 400 KB of references to HPACK's
+table spell as hundreds of thousands of entries. None of gRPC's options changes that, and Python first sees a
+call when all of its headers are parsed. So a thread looks at the process's memory, and while it rises, resets
+the connections of strangers that send. A stranger is a connection of which no call was admitted yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from service_kit import sockets
+from service_kit.logs import Log
+from service_kit.sockets import Connection
+
+log = Log(__name__)
+
+LOOK_S = 0.03
+"""Between two looks at the memory; HURRY_S while it rises."""
+HURRY_S = 0.01
+CENSUS_S = 5.0
+"""Between two looks at all connections while the memory is calm."""
+RISE_BYTES = 32 << 20
+"""Rise of the resident memory above its calm level at which strangers that send are looked for."""
+CALM_BYTES_PER_S = 8 << 20
+"""The calm level follows the resident memory at this speed upwards, and at once downwards."""
+SENT_BYTES = 24 << 10
+"""A stranger that has sent more than this since the last look sends: the largest headers are 16 KiB."""
+SUSPECT_S = 0.02
+"""For which a stranger must have sent before it is reset, counted from a turn of the event loop after it
+began: its first calls may be waiting for their handlers."""
+MESSAGE_S = 10.0
+"""For which an authenticated call may send its message while strangers are spared for its sake."""
+ALARM_S = 1.0
+"""After a reset or a call with impossible headers, for which strangers that send are reset at once."""
+SCARCE = 0.05
+"""Fraction of the memory: with less available, strangers are reset whether they send or not."""
+FULL = 0.75
+"""Fraction of a port's connections above which strangers that stay longer than CENSUS_S are reset."""
+TRIMS_S = (1.0, 5.0, 25.0)
+"""After the last reset, and at most once in REST_S after a rise without one, freed memory is given back."""
+REST_S = 60.0
+LOG_S = 10.0
+
+
+class Arrival:
+    """An authenticated call whose message is on its way. gRPC tells its peer when the message is read."""
+
+    __slots__ = ("_open", "_peers")
+
+    def __init__(self, arrivals: dict[int, float], admitted: set[str]) -> None:
+        self._open, self._peers = arrivals, admitted
+        arrivals[id(self)] = time.monotonic()
+
+    def of(self, peer: str) -> None:
+        """The message is there, and came from this peer, which is no stranger from now on."""
+        self._open.pop(id(self), None)
+        if peer not in self._peers:
+            self._peers.add(peer)
+
+    def __del__(self) -> None:
+        self._open.pop(id(self), None)  # the call ended before its message was there
+
+
+class Connections:
+    """The connections of one service, all of its ports together.
+
+    Its gates call `arrival`, `answer` and `accuse` in the event loop; what has no public name is the
+    thread's.
+    """
+
+    def __init__(self, source: Any = sockets) -> None:
+        """`source`: of connections and memory; the module `sockets`."""
+        self._source = source
+        self._ports: dict[int, int] = {}  # port -> most connections
+        self._small: set[int] = set()  # ports whose calls are small
+        self._admitted: set[str] = set()
+        self._arrivals: dict[int, float] = {}  # when they began; list() of the values is one step for threads
+        self._answered: set[str] = set()
+        self._known_before: set[str] = set()  # of both kinds, at the last census
+        self._accused: set[str] = set()
+        self._received: dict[str, int] = {}  # peer -> bytes at the last look
+        self._suspects: dict[str, float] = {}  # peer -> since when it sends under pressure
+        self._calm = self._last = self._alarm_until = self._census_at = 0.0
+        self._beat_at = 0.0  # when the event loop had a turn for which the thread asked
+        self._asked_at = self._rested_at = 0.0
+        self._trims: list[float] = []
+        self._resets: Counter[str] = Counter()  # not yet logged, by the reason
+        self._log_at = 0.0
+        self._wake = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def watch(self, port: int, most: int, *, small: bool = False) -> None:
+        """Watch a port that takes `most` connections. Called in the event loop that admits its calls.
+
+        `small`: no honest call there has more than a few bytes, so that who sends much while memory rises is
+        reset, admitted or not.
+        """
+        self._ports[port] = most
+        if small:
+            self._small.add(port)
+        self._loop = asyncio.get_running_loop()
+        if not self._source.AVAILABLE:
+            log.warning("floods of headers are not bounded: this system shows no process its sockets")
+        elif self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
+            self._thread.start()
+
+    def arrival(self) -> Arrival:
+        """A call was authenticated, of a peer that is not known yet. Keep it until its handler runs."""
+        return Arrival(self._arrivals, self._admitted)
+
+    def answer(self, peer: str) -> None:
+        """A stranger's health check is answered: its connection is of use, though not to be trusted."""
+        if peer not in self._answered:
+            self._answered.add(peer)
+
+    def accuse(self, peer: str) -> None:
+        """This peer sent what no honest client can send; its connection is reset."""
+        self._accused.add(peer)
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                wait_s = self.look(time.monotonic())
+            except Exception as error:
+                log.error("connections are not watched for a second", error)
+                wait_s = 1.0
+            self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def look(self, now: float) -> float:
+        """Reset what has to be reset. Returns the seconds until the next look."""
+        resident = self._source.resident_bytes()
+        grown = CALM_BYTES_PER_S * (now - self._last) if self._last else resident
+        self._calm, self._last = min(resident, self._calm + grown), now
+        if self._accused:
+            self._alarm_until = now + ALARM_S
+        alarm = now < self._alarm_until
+        if alarm or resident > self._calm + RISE_BYTES:
+            if now >= self._rested_at:
+                self._trims, self._rested_at = [now + after for after in TRIMS_S], now + REST_S
+            if not self._relieve(self._source.connections(self._ports), now, alarm=alarm):
+                self._calm = resident  # strangers are not the reason
+        else:
+            self._suspects = {}
+            if now >= self._census_at:
+                self._count(self._source.connections(self._ports), now)
+        self._give_back(now)
+        return HURRY_S if alarm or self._suspects else LOOK_S
+
+    def _relieve(self, found: list[Connection], now: float, *, alarm: bool) -> bool:
+        """Reset strangers that send. Returns False if there is none."""
+        scarce = self._source.scarce_memory(SCARCE)
+        before, self._received = self._received, {one.peer: one.received for one in found}
+        suspects, resets, comes = {}, [], self._message_comes(now)
+        for one in found:
+            if one.peer in self._accused:
+                resets.append(one)
+            elif one.peer not in self._admitted or one.port in self._small:
+                sends = one.received - before.get(one.peer, 0) > SENT_BYTES
+                since = self._suspects.get(one.peer, now)
+                useless = scarce and one.peer not in self._admitted
+                if useless or (sends and alarm and not comes) or self._had_its_turn(since, now):
+                    resets.append(one)
+                elif sends or one.peer in self._suspects:
+                    suspects[one.peer] = since
+        self._accused.clear()
+        self._suspects = suspects
+        if suspects and self._beat_at >= self._asked_at:
+            self._asked_at = now
+            self._ask_for_a_turn()
+        if resets:
+            self._alarm_until = now + ALARM_S
+        self._reset(resets, now, "memory rose: strangers that send are disconnected")
+        return bool(suspects or resets)
+
+    def _had_its_turn(self, since: float, now: float) -> bool:
+        """Whether a call that came before `since` would have been admitted by now.
+
+        A loop that stands still admits nobody, and nobody is reset for that. Nor is anybody while an
+        authenticated call sends a long message: it may be this one.
+        """
+        if not since <= self._beat_at <= now - SUSPECT_S:
+            return False
+        return not self._message_comes(now)
+
+    def _message_comes(self, now: float) -> bool:
+        """Whether an authenticated call has been sending its message for a while."""
+        return any(SUSPECT_S <= now - began <= MESSAGE_S for began in list(self._arrivals.values()))
+
+    def _ask_for_a_turn(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it was closed
+                self._loop.call_soon_threadsafe(self._beat)
+
+    def _beat(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def _count(self, found: list[Connection], now: float) -> None:
+        """Forget who has left; at a port that is nearly full, reset strangers that were here before."""
+        self._census_at = now + CENSUS_S
+        before, self._received = self._received, {one.peer: one.received for one in found}
+        left = self._known_before - self._received.keys()
+        self._admitted -= left
+        self._answered -= left
+        known = self._known_before = self._admitted | self._answered
+        held = Counter(one.port for one in found)
+        full = {port for port, most in self._ports.items() if held[port] > FULL * most}
+        strangers = (
+            one for one in found if one.port in full and one.peer in before and one.peer not in known
+        )
+        self._reset(strangers, now, "a port is nearly full: connections without a call are closed")
+
+    def _reset(self, chosen: Iterable[Connection], now: float, why: str) -> None:
+        if done := sum(self._source.reset(one) for one in chosen):
+            self._resets[why] += done
+            self._trims = [now + after for after in TRIMS_S]
+        if self._resets and now >= self._log_at:
+            for reason, count in self._resets.items():
+                log.warning(reason, connections=count, resident_mib=round(self._calm / 2**20))
+            self._resets.clear()
+            self._log_at = now + LOG_S
+
+    def _give_back(self, now: float) -> None:
+        if self._trims and now >= self._trims[0]:
+            self._trims.pop(0)
+            self._source.give_back_memory()
