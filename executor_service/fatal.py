@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from service_kit.logs import Log
 
-from executor_service.backends.base import ModelError
+from executor_service.contract.model_error import ModelError
 
 log = Log(__name__)
 

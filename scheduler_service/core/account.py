@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from scheduler_service.core.lengths import Lengths
-from scheduler_service.core.queue import SequenceQueue
 
 OWN_LENGTHS = 32
 """Completions from which an identity's own lengths are estimated."""
@@ -16,7 +15,6 @@ class Account:
         "counter",
         "identity",
         "lengths",
-        "queued",
         "queued_requests",
         "queued_tokens",
         "rank",
@@ -37,7 +35,6 @@ class Account:
         self.rank = 0  # rises each time that an account becomes active
         self.version = 0  # of its entry in `FairQueue`'s heap
         self.requests = 0  # that have not ended
-        self.queued = SequenceQueue()  # sequences, by priority, then arrival
         self.running = 0  # sequences with a cache
         self.queued_requests = 0  # not started yet
         self.queued_tokens = 0  # prompt tokens of the queued requests

@@ -52,6 +52,7 @@ class FairQueue:
         """A heap. An entry is void if its version is not the account's. An entry whose account's counter has
         risen is replaced when it becomes the first."""
         self._ranks = 0
+        self._queues: dict[Account, SequenceQueue] = {}  # of the active accounts: by priority, then arrival
         self._floor = 0.0  # highest counter of an account when a sequence of it was admitted
         self._weight = 0.0  # sum of the active accounts' weights
         self._count = 0
@@ -91,6 +92,7 @@ class FairQueue:
             first = self.first()
             account.counter = max(account.counter, self._floor if first is None else first.counter)
             self._active[request.identity] = account
+            self._queues[account] = SequenceQueue()
         else:
             self._weight -= account.weight
         account.weight = request.weight
@@ -104,7 +106,7 @@ class FairQueue:
         account.requests -= 1
         if account.requests:
             return
-        del self._active[account.identity]
+        del self._active[account.identity], self._queues[account]
         self._weight = self._weight - account.weight if self._active else 0.0
         self._idle[account.identity] = account
         if len(self._idle) > MAX_IDLE:
@@ -144,10 +146,10 @@ class FairQueue:
         """The sequence to admit next; None if none is queued whose adapter is not one of `passed`."""
         account = self.first()
         if account is None or not passed:
-            return None if account is None else account.queued[0]
-        if (sequence := account.queued.first(passed)) is not None:
+            return None if account is None else self._queues[account][0]
+        if (sequence := self._queues[account].first(passed)) is not None:
             return sequence
-        firsts = [one for a in self._active.values() if (one := a.queued.first(passed)) is not None]
+        firsts = [one for queue in self._queues.values() if (one := queue.first(passed)) is not None]
         return min(firsts, key=lambda one: _turn(one.live.account), default=None)
 
     def admitted(self, sequence: LiveSequence) -> None:
@@ -170,7 +172,7 @@ class FairQueue:
             sequence.charged = cost
             account.tokens += added
             account.counter += added / account.weight
-            if added < 0 and account.queued:
+            if added < 0 and self._queues.get(account):
                 self._queue(account)
 
     def in_turn(self, running: SequenceQueue) -> list[LiveSequence]:
@@ -190,27 +192,29 @@ class FairQueue:
     def add(self, sequence: LiveSequence) -> None:
         """Queue a sequence."""
         account = sequence.live.account
-        account.queued.add(sequence)
+        queue = self._queues[account]
+        queue.add(sequence)
         self._count += 1
         self.queued_tokens += len(sequence.tokens)
-        if len(account.queued) == 1:
+        if len(queue) == 1:
             self._queue(account)
 
     def remove(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue. Raises KeyError if it is not queued."""
         account = sequence.live.account
-        account.queued.remove(sequence)
+        queue = self._queues[account]
+        queue.remove(sequence)
         self._count -= 1
         self.queued_tokens -= len(sequence.tokens)
-        if not account.queued:
+        if not queue:
             account.version += 1
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[LiveSequence]:
-        for account in self._active.values():
-            yield from account.queued
+        for queue in self._queues.values():
+            yield from queue
 
     def _queue(self, account: Account) -> None:
         account.version += 1
@@ -224,11 +228,12 @@ class FairQueue:
         sequences = list(self)
         assert self._count == len(sequences), "queued sequences are miscounted"
         assert self.queued_tokens == sum(len(s.tokens) for s in sequences), "queued tokens are miscounted"
-        with_turn = [a for _, _, _, version, a in self._turns if version == a.version and a.queued]
+        with_turn = [a for _, _, _, version, a in self._turns if version == a.version and self._queues.get(a)]
         assert len(with_turn) == len(set(with_turn)), "an identity has two turns"
         for account in self.active:
-            assert bool(account.queued) == (account in with_turn), f"{account.identity!r} has no turn"
+            assert bool(self._queues[account]) == (account in with_turn), f"{account.identity!r} has no turn"
             assert account.requests > 0, f"{account.identity!r} is active without a request"
             held = sum(s.live.account is account for s in running)
             assert account.running == held, f"{account.identity!r} runs {held}, counted {account.running}"
-        assert not any(a.queued or a.running or a.requests for a in self._idle.values()), "busy and idle"
+        assert not any(a.running or a.requests for a in self._idle.values()), "busy and idle"
+        assert list(self._queues) == list(self._active.values()), "a queue of an idle identity"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.sequence import LiveSequence
 
 _key = attrgetter("key")
 

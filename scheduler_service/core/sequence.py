@@ -55,9 +55,8 @@ class LiveRequest:
         self.predicted_wait_s = 0.0  # from its adding to its start, as predicted at its adding
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as openings and forks carry them
-        self.to_start = (
-            1  # sequences that must have had a cache before the request no longer counts as queued
-        )
+        # Sequences that must have had a cache before the request no longer counts as queued.
+        self.to_start = 1
         if request.evaluation is not None:
             self.sequences = [
                 LiveSequence(self, i, _array(one.tokens), 0, one)

@@ -88,7 +88,8 @@ class CacheOpening:
 class CacheRow:
     """Continues a cache: a prompt chunk of `limit` tokens, a decode, a verification, or `steps` decodes.
 
-    Never changed once made; not frozen, because that would make it four times as slow to make.
+    Not changed once its step is sent; drafts and the bound are set while the step is planned. Not frozen,
+    because that would make it four times as slow to make.
     """
 
     cache_id: int
