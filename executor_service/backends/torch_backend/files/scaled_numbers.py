@@ -1,8 +1,11 @@
-"""`ScaledNumbers`: a weight matrix as a quantized checkpoint stores it, numbers and scales apart."""
+"""`ScaledNumbers`: a weight matrix as a quantized file stores it, numbers, scales and minima apart.
+
+Loaders make it, and kernels take it: nobody else looks inside.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -12,11 +15,15 @@ _ROWS_AT_ONCE = 256  # scales of every number of these are expanded at once
 
 @dataclass(frozen=True, slots=True)
 class ScaledNumbers:
-    """A matrix [n, k]: `numbers[i, j] * scales[i, groups[j]]`, each product rounded to fp32."""
+    """A matrix [n, k]: `numbers[i, j] * scales[i, groups[j]]`, rounded to fp32.
+
+    Where there are minima, the group's is added, and the sum rounded once more.
+    """
 
     numbers: torch.Tensor  # [n, k], int8, int16 or float8_e4m3fn; less its zero point
     scales: torch.Tensor  # fp32 [n, groups of columns]
     groups: torch.Tensor  # int64 [k]: the group of each column
+    minima: torch.Tensor | None = None  # as `scales`
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,7 +47,14 @@ class ScaledNumbers:
         """Some rows and columns, and their groups; both slices have step 1."""
         groups = self.groups[columns]
         low, high = groups.aminmax()
-        return ScaledNumbers(self.numbers[rows, columns], self.scales[rows, low : high + 1], groups - low)
+        some = rows, slice(int(low), int(high) + 1)
+        return replace(
+            self,
+            numbers=self.numbers[rows, columns],
+            scales=self.scales[some],
+            groups=groups - low,
+            minima=None if self.minima is None else self.minima[some],
+        )
 
     def plain(self) -> torch.Tensor:
         """The matrix, fp32 [n, k]."""
@@ -49,6 +63,8 @@ class ScaledNumbers:
             rows = slice(first, first + _ROWS_AT_ONCE)
             scales = self.scales[rows] if self.by_row else self.scales[rows][:, self.groups]
             torch.mul(self.numbers[rows].float(), scales, out=out[rows])
+            if self.minima is not None:
+                out[rows] += self.minima[rows][:, self.groups]
         return out
 
     def magnitudes(self) -> torch.Tensor:
@@ -60,7 +76,8 @@ class ScaledNumbers:
         else:
             low, high = self.numbers.aminmax(dim=1)
             largest = torch.maximum(high.float(), -low.float())
-        return self.scales.abs() * largest[:, None]
+        scaled = self.scales.abs() * largest[:, None]
+        return scaled if self.minima is None else scaled + self.minima.abs()
 
 
 Weight: TypeAlias = torch.Tensor | ScaledNumbers

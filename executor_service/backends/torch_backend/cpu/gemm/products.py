@@ -272,26 +272,28 @@ def _put_gated(
                     result[j] = silu32(gates[j]) * ups[j]
 
 
-def _multiply(kind: type[Multiply], tiles: Any, expand: Expand) -> Kernel:
+def multiply_kernel(kind: type[Multiply], tiles: Any, expand: Expand) -> Kernel:
+    """The kernel of a `Multiply` with these tiles, which have `put_tile` and `add_tile`."""
     compute = _make_multiply(tiles.put_tile, tiles.add_tile, expand)
     return Kernel(kind, _count_multiply_chunks, compute)
 
 
-def _gated(kind: type[MultiplyGated], tiles: Any, expand_pairs: ExpandPairs) -> Kernel:
+def gated_kernel(kind: type[MultiplyGated], tiles: Any, expand_pairs: ExpandPairs) -> Kernel:
+    """The kernel of a `MultiplyGated`, as `multiply_kernel`."""
     return Kernel(kind, _count_gated_chunks, _make_gated(tiles.put_tile, expand_pairs))
 
 
 PRODUCTS = (
-    _multiply(MultiplyFp32, tile_fp32, expand_fp32),
-    _multiply(MultiplyBf16, tile_bf16, expand_fp32),
-    _multiply(MultiplyFp16, tile_fp16, expand_fp32),
-    _multiply(MultiplyScaledInt8, tile_scaled.INT8, expand_fp32),
-    _multiply(MultiplyScaledFp8, tile_scaled.FP8, expand_fp32),
-    _multiply(MultiplyInt8, tile_int8, expand_fp16),
-    _gated(MultiplyGatedFp32, tile_fp32, expand_pairs_fp32),
-    _gated(MultiplyGatedBf16, tile_bf16, expand_pairs_fp32),
-    _gated(MultiplyGatedFp16, tile_fp16, expand_pairs_fp32),
-    _gated(MultiplyGatedScaledInt8, tile_scaled.INT8, expand_pairs_fp32),
-    _gated(MultiplyGatedScaledFp8, tile_scaled.FP8, expand_pairs_fp32),
-    _gated(MultiplyGatedInt8, tile_int8, expand_pairs_fp16),
+    multiply_kernel(MultiplyFp32, tile_fp32, expand_fp32),
+    multiply_kernel(MultiplyBf16, tile_bf16, expand_fp32),
+    multiply_kernel(MultiplyFp16, tile_fp16, expand_fp32),
+    multiply_kernel(MultiplyScaledInt8, tile_scaled.INT8, expand_fp32),
+    multiply_kernel(MultiplyScaledFp8, tile_scaled.FP8, expand_fp32),
+    multiply_kernel(MultiplyInt8, tile_int8, expand_fp16),
+    gated_kernel(MultiplyGatedFp32, tile_fp32, expand_pairs_fp32),
+    gated_kernel(MultiplyGatedBf16, tile_bf16, expand_pairs_fp32),
+    gated_kernel(MultiplyGatedFp16, tile_fp16, expand_pairs_fp32),
+    gated_kernel(MultiplyGatedScaledInt8, tile_scaled.INT8, expand_pairs_fp32),
+    gated_kernel(MultiplyGatedScaledFp8, tile_scaled.FP8, expand_pairs_fp32),
+    gated_kernel(MultiplyGatedInt8, tile_int8, expand_pairs_fp16),
 )

@@ -175,7 +175,7 @@ def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, arg
     ]
     for panel in w_panel:
         for line in range(0, arithmetic.panel_row_bytes, _LINE_BYTES):
-            _prefetch(b, b.add(panel, b.add(w_at, _const(_AHEAD_BYTES + line))))
+            prefetch_at(b, b.add(panel, b.add(w_at, _const(_AHEAD_BYTES + line))))
     added = {}
     for r in range(rows):
         values = arithmetic.spread(b, b.add(x_row[r], x_at))
@@ -206,7 +206,8 @@ def _tile(b: Any, arithmetic: Arithmetic, rows: int, panels: int, add: bool, arg
         b.store(b.fadd(result, b.load(pointer, align=4)) if add else result, pointer, align=4)
 
 
-def _prefetch(b: Any, address: Any) -> None:
+def prefetch_at(b: Any, address: Any) -> None:
+    """Emit the prefetch of the 64 bytes at an address."""
     pointer_type = ir.IntType(8).as_pointer()
     function = insert_function(
         b.module, ir.FunctionType(ir.VoidType(), [pointer_type, _I32, _I32, _I32]), "llvm.prefetch.p0"
@@ -217,7 +218,7 @@ def _prefetch(b: Any, address: Any) -> None:
 
 def _prefetch_line(_typing_context, address):  # type: ignore[no-untyped-def]
     def codegen(context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        _prefetch(b, args[0])
+        prefetch_at(b, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from executor_service.backends.torch_backend.cpu.attention.attend import ATTEND_PAGES
 from executor_service.backends.torch_backend.cpu.attention.rotate import ROTATE_QKV
 from executor_service.backends.torch_backend.cpu.gemm.bias import ADD_BIAS
+from executor_service.backends.torch_backend.cpu.gemm.block_products import BLOCK_PRODUCTS
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import SHRINK_ROWS_FP16, SHRINK_ROWS_FP32
 from executor_service.backends.torch_backend.cpu.gemm.products import PRODUCTS
 from executor_service.backends.torch_backend.cpu.gemm.quantize import QUANTIZE_ROWS
+from executor_service.backends.torch_backend.cpu.gemm.quantize_blocks import QUANTIZE_BLOCKS
 from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, Kind, address_of, size_of
 from executor_service.backends.torch_backend.cpu.primitives.self_contained import SelfContained
@@ -45,7 +47,9 @@ COMMON = (
     ADD_BIAS, NORM_ROWS, ROTATE_QKV, ATTEND_PAGES, DRAW_TOKENS, TAKE_LARGEST, EXCLUDE_TOKENS, LOG_SUM_ROWS,
 )  # fmt: skip
 """The kernels that every model needs."""
-KERNELS = (*COMMON, *PRODUCTS, QUANTIZE_ROWS, SHRINK_ROWS_FP32, SHRINK_ROWS_FP16)
+KERNELS = (
+    *COMMON, *PRODUCTS, QUANTIZE_ROWS, SHRINK_ROWS_FP32, SHRINK_ROWS_FP16, *BLOCK_PRODUCTS, QUANTIZE_BLOCKS,
+)  # fmt: skip
 
 COUNT = -1
 """In place of a chunk's number: how many chunks the call has."""
