@@ -20,8 +20,17 @@ _ARCHITECTURES = {
 }
 
 
-def convert(directory: Path, file: Path) -> Path:
-    """Write the model in `directory` to `file`, in fp32; the file."""
+def convert(
+    directory: Path,
+    file: Path,
+    matrices: gguf.GGMLQuantizationType | None = None,
+    vocabulary: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """Write the model in `directory` to `file`; the file.
+
+    `matrices`: the type of linear layers but routers; `vocabulary`: of embedding and output layer. All else
+    is in fp32.
+    """
     config = json.loads((directory / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
@@ -31,7 +40,12 @@ def convert(directory: Path, file: Path) -> Path:
     for name, tensor in _converted(_tensors(directory), config).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        writer.add_tensor(stored, tensor.float().numpy())
+        kind = vocabulary if stored.startswith(("token_embd", "output.")) else matrices
+        values = tensor.float().numpy()
+        if kind is None or values.ndim < 2 or "_inp" in stored:
+            writer.add_tensor(stored, values)
+        else:
+            writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -22,7 +22,7 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
-from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.config import BLOCKS, TorchConfig
 from executor_service.backends.torch_backend.files.architecture.rope.served_length import served_length
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.embedding_files import (
@@ -106,7 +106,7 @@ class TorchBackend:
 
     def _load(self, progress: Progress) -> None:
         progress("opening model", 0.0)
-        checkpoint = open_checkpoint(self._config.model)
+        checkpoint = open_checkpoint(self._config.model, blocks=self._config.dtype == BLOCKS)
         try:
             whole = checkpoint.spec
             checkpoint.spec = whole.serving(self._config.max_context)
@@ -136,6 +136,14 @@ class TorchBackend:
                 kept=kept.kept,
                 dtype=self._config.dtype,
                 device=self._config.device,
+                weight_bytes=self._model.bytes(),
+            )
+        elif kept.kept:
+            log.info(
+                f"{kept.quantization}: quantized weights stay as the file has them",
+                kept=kept.kept,
+                dtype=self._config.dtype,
+                kv=str(kernels.cache_dtype).removeprefix("torch."),
                 weight_bytes=self._model.bytes(),
             )
         self.info = self._describe(checkpoint, digest)
@@ -323,7 +331,7 @@ class TorchBackend:
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_size=spec.head_dim,
-            supported_dtypes=("float32", "bfloat16", "float16", "int8", *(("fp8",) if on_cuda else ())),
+            supported_dtypes=("float32", "bfloat16", "float16", "int8", "fp8" if on_cuda else BLOCKS),
             supported_devices=("cpu", *(("cuda",) if torch.cuda.is_available() else ())),
             adapters=None if self._adapters is None else self._target(spec, self._adapters),
             full_attention=0 in windows,

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import torch
 
+BLOCKS = "blocks"
+"""The value of `--dtype` for quantized weights as the file has them."""
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
+    BLOCKS: torch.float32,  # on CPU: the same
     "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 """Values of `--dtype`, and the dtype that activations have with each."""

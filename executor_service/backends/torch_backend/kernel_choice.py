@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from executor_service.backends.base import ModelError, Progress
-from executor_service.backends.torch_backend.config import DTYPES, KV_DTYPES
+from executor_service.backends.torch_backend.config import BLOCKS, DTYPES, KV_DTYPES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.ops.capability import check_capability
 from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
@@ -41,13 +41,19 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
         raise ModelError(f"device {device_name!r} can't be used: {error}") from None
     if device.type == "cpu" and dtype == torch.float32:
         # Imported only here: CUDA needs no compiler for the host.
-        from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
+        from executor_service.backends.torch_backend.cpu.kernels import (
+            CpuBlockKernels,
+            CpuInt8Kernels,
+            CpuKernels,
+        )
 
         if cache_dtype == torch.float8_e4m3fn:
             raise ModelError(f"kv-dtype fp8 is not for dtype {dtype_name} on cpu; int8 is")
         torch.set_num_threads(1)  # large operations use the kernels' thread pool
-        kind = CpuKernels if form is None else CpuInt8Kernels
-        return kind(threads, cache_dtype)
+        kinds = {"int8": CpuInt8Kernels, BLOCKS: CpuBlockKernels}
+        return kinds.get(dtype_name, CpuKernels)(threads, cache_dtype)
+    if dtype_name == BLOCKS:
+        raise ModelError(f"dtype {BLOCKS} is for cpu; the device is {device_name!r}")
     if form is not None:
         form.check(device)
         dtype = torch.bfloat16

@@ -15,16 +15,18 @@ class TorchSettings(BackendSettings):
 
     model: Path | None = Field(default=None, description="a Hugging Face directory or a GGUF file (torch)")
     device: str = Field(default="auto", description="auto, cpu or cuda[:index] (torch)")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "blocks", "fp8"] = Field(
         default="auto",
-        description="dtype of weights; int8: on CPU about twice as fast, at a small loss of quality; fp8: on"
-        " CUDA, of activations too; neither supports mixtures of experts on CUDA (torch)",
+        description="dtype of weights; auto: bfloat16 on CUDA, float32 on CPU;"
+        " blocks: on CPU, quantized weights as the file has them; int8: on CPU about twice as fast as"
+        " float32, at a small loss of quality; fp8: on CUDA, of activations too; int8 and fp8 don't support"
+        " mixtures of experts on CUDA (torch)",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
-        description="keys and values in pages; auto: fp32 on CPU, fp16 with dtype int8, on CUDA the dtype of"
-        " activations; int8: about half of 16 bits, with a scale for each token and head; fp8: the same on"
-        " CUDA, from compute capability 8.9 (torch)",
+        description="keys and values in pages; auto: fp32 on CPU, fp16 with int8 and blocks, on CUDA the"
+        " dtype of activations; int8: about half of 16 bits, with a scale for each token and head; fp8: the"
+        " same on CUDA, from compute capability 8.9 (torch)",
     )
     graphs: Literal["on", "off"] = Field(
         default="on",

@@ -1,4 +1,4 @@
-"""`CpuKernels`: the operations of a model on CPU through numba, in fp32 or with int8 weights."""
+"""`CpuKernels`: the operations of a model on CPU through numba: fp32, or over weights in int8 or blocks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from service_kit.logs import Log
 
 from executor_service.backends.torch_backend.cpu.attention.batch import PreparedBatch, prepare_batch
 from executor_service.backends.torch_backend.cpu.attention.pages import NARROWEST, Pages, new_layer_cache
+from executor_service.backends.torch_backend.cpu.layers import linear_blocks
+from executor_service.backends.torch_backend.cpu.layers.linear_blocks import BlockGated, BlockLinear
 from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import PackedGated, PackedLinear
 from executor_service.backends.torch_backend.cpu.layers.linear_int8 import Int8Gated, Int8Linear
 from executor_service.backends.torch_backend.cpu.layers.linear_scaled import (
@@ -52,6 +55,8 @@ from executor_service.backends.torch_backend.ops.routing import route
 from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts
 from executor_service.contract.masks import Masks
 
+log = Log(__name__)
+
 
 class CpuKernels:
     """fp32 on CPU through numba: every row's result is bitwise independent of its batch.
@@ -90,7 +95,7 @@ class CpuKernels:
             return PackedLinear([plain(part) for part in parts], bias, self.pool)
         return ScaledLinear(scaled, bias, self.pool)
 
-    def head(self, weight: torch.Tensor) -> Linear:
+    def head(self, weight: Weight) -> Linear:
         """The output layer, in the precision of the other linear layers."""
         return self.linear([weight])
 
@@ -207,3 +212,48 @@ class CpuInt8Kernels(CpuKernels):
     def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in int8, packed once."""
         return Int8Gated(gate, up, activation, self.pool, self._scratch)
+
+
+class CpuBlockKernels(CpuKernels):
+    """`CpuKernels` that multiply blocks of quantized weights as they are, by activations in blocks of int8.
+
+    A layer of which no part is in blocks is computed in fp32, as `CpuKernels` does. Pages have fp16.
+    """
+
+    wide_cache_dtype = NARROWEST
+
+    def __init__(self, threads: int, cache_dtype: torch.dtype | None = None) -> None:
+        super().__init__(threads, cache_dtype)
+        self._scratch = Scratch()
+
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        """int8 in groups of 16, or of a multiple of 32."""
+        return linear_blocks.is_supported(weight)
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
+        """x W^T + b, with W in blocks, packed once."""
+        blocks = _in_blocks(parts)
+        if blocks is None:
+            return super().linear(list(map(plain, parts)), bias)
+        return BlockLinear(blocks, bias, self.pool, self._scratch)
+
+    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
+        """activation(x G^T) * (x U^T), with G and U in blocks, packed once."""
+        blocks = _in_blocks((gate, up))
+        if blocks is None:
+            return super().gated(plain(gate), plain(up), activation)
+        return BlockGated(blocks[0], blocks[1], activation, self.pool, self._scratch)
+
+
+def _in_blocks(parts: Sequence[Weight]) -> list[ScaledNumbers] | None:
+    """The parts of a layer, if all are in blocks; None, with a word if some are."""
+    blocks = [part for part in parts if isinstance(part, ScaledNumbers)]
+    if len(blocks) == len(parts):
+        return blocks
+    if blocks:
+        log.warning(
+            "a layer's parts are partly quantized: all are dequantized",
+            quantized=len(blocks),
+            parts=len(parts),
+        )
+    return None

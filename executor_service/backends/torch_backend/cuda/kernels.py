@@ -93,10 +93,10 @@ class CudaKernels(PlainKernels):
     def sum_parts(self, parts: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         return sum_parts(parts, add_to)
 
-    def head(self, weight: torch.Tensor) -> Linear:
+    def head(self, weight: Weight) -> Linear:
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; fp32 already
             return super().head(weight)
-        return WideLinear(self._put(weight), None)
+        return WideLinear(self._put(plain(weight)), None)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """As `Kernels.new_cache`. Raises ModelError if head_dim is odd or too large."""

@@ -72,17 +72,26 @@ class GgufFile:
         import gguf  # only here: directories of safetensors are read without it
         from gguf import quants
 
-        tensor = self.tensors[name]
-        kind = gguf.GGMLQuantizationType(tensor.kind)
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
-        rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
+        kind = gguf.GGMLQuantizationType(self.tensors[name].kind)
         try:
             with np.errstate(all="ignore"):  # non-finite values are found by `FiniteCheckpoint`
-                values: NDArray[np.float32] = quants.dequantize(rows if index is None else rows[index], kind)
+                values: NDArray[np.float32] = quants.dequantize(self.stored(name, index), kind)
         except NotImplementedError:
             raise self.fault(f"tensor {name!r}: the type {kind.name} can't be dequantized") from None
         return values
+
+    def stored(self, name: str, index: int | None = None) -> NDArray[np.uint8]:
+        """The blocks of a tensor's rows, bytes [rows, bytes], or of the part `index` of its first dimension.
+
+        A view of the file's mapping, which can't be closed as long as the view lives.
+        """
+        import gguf
+
+        tensor = self.tensors[name]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+        raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
+        rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
+        return rows if index is None else rows[index]
 
     def _take(self, count: int, what: str) -> bytes:
         """The next `count` bytes of the header; `what` names them in the ModelError if there are fewer."""

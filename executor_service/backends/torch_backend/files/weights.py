@@ -13,10 +13,11 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from service_kit.logs import Log
 from service_kit.model_name import model_name
 
@@ -27,8 +28,9 @@ from executor_service.backends.torch_backend.files.architecture.gguf_spec import
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.checkpoints.formats import open_directory
+from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
 from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
-from executor_service.backends.torch_backend.files.scaled_numbers import Weight
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
     EMBEDDING,
@@ -78,15 +80,15 @@ class Checkpoint(Protocol):
         """Close the files."""
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a directory or a GGUF file and check it. Raises ModelError."""
+def open_checkpoint(path: Path, *, blocks: bool = False) -> Checkpoint:
+    """Open a directory or a GGUF file and check it; `blocks`: `GgufCheckpoint`'s. Raises ModelError."""
     try:
         if path.is_dir():
             return DirectoryCheckpoint(path)
         if path.is_file():
             with path.open("rb") as file:
                 if file.read(4) == MAGIC:
-                    return GgufCheckpoint(path)
+                    return GgufCheckpoint(path, blocks=blocks)
             raise ModelError(f"{path.name}: neither a GGUF file nor a model directory")
     except OSError as error:
         raise ModelError(f"{path.name}: {error.strerror}") from None
@@ -235,10 +237,10 @@ class DirectoryCheckpoint:
 class GgufCheckpoint:
     """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
 
-    quantization = None
-
-    def __init__(self, path: Path) -> None:
-        self.file = GgufFile(path)
+    def __init__(self, path: Path, *, blocks: bool = False) -> None:
+        """`blocks`: `read_weight` returns numbers, scales and minima of the formats in `gguf_blocks`."""
+        self.file, self._blocks = GgufFile(path), blocks
+        self.quantization = "GGUF" if blocks else None
         try:
             factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
             self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
@@ -278,17 +280,35 @@ class GgufCheckpoint:
         """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
         place = place_in_gguf(self.spec, name)
         whole = self.file.read(place.name, place.expert)
-        tensor = torch.from_numpy((whole if place.rows is None else whole[place.rows]).copy())
+        tensor = torch.from_numpy(self._rows(name, place, whole).copy())
+        return tensor if part is None else tensor[part].clone()
+
+    def read_weight(self, name: str, part: Part | None = None) -> Weight:
+        """As `read`; with `blocks`, the formats of `gguf_blocks` are not dequantized."""
+        place = place_in_gguf(self.spec, name)
+        kind = self.file.tensors[place.name].kind
+        if not self._blocks or kind not in FORMATS:
+            return self.read(name, part)
+        rows, columns = (*(part or ()), slice(None), slice(None))[:2]
+        stored = self._rows(name, place, self.file.stored(place.name, place.expert))[rows]
+        numbers, scales, minima = unpack(kind, stored)
+        weight = ScaledNumbers(
+            torch.from_numpy(numbers),
+            torch.from_numpy(scales),
+            torch.arange(numbers.shape[1]) // (numbers.shape[1] // scales.shape[1]),
+            None if minima is None else torch.from_numpy(minima),
+        )
+        return weight if columns == slice(None) else weight.part(slice(None), columns)
+
+    def _rows(self, name: str, place: Place, stored: NDArray[Any]) -> NDArray[Any]:
+        """The rows of one of the model's tensors, in its order, of what is stored at its place."""
+        rows = stored if place.rows is None else stored[place.rows]
         for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
             if FAMILIES[self.spec.architecture].gguf_pairs and f"self_attn.{layer}." in name:
                 # GGUF has the rows that are rotated together at 2i and 2i + 1; Hugging Face at i and i + d/2.
-                pairs = tensor.reshape(heads, self.spec.head_dim // 2, 2, -1)
-                tensor = pairs.transpose(1, 2).reshape(tensor.shape)
-        return tensor if part is None else tensor[part].clone()
-
-    def read_weight(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """As `read`: blocks are dequantized."""
-        return self.read(name, part)
+                pairs = rows.reshape(heads, self.spec.head_dim // 2, 2, -1)
+                rows = pairs.swapaxes(1, 2).reshape(rows.shape)
+        return rows
 
     def files(self) -> list[Path]:
         return [self.file.path]

@@ -15,6 +15,7 @@ import torch
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.files.architecture.rope.tables import rope_tables
 from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, FINAL_NORM, HEAD
 from executor_service.backends.torch_backend.files.weights import Checkpoint
 from executor_service.backends.torch_backend.model.mlp import MixtureMlp, Mlp
@@ -27,6 +28,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     Block,
     Kernels,
     Linear,
+    PlainLinear,
 )
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, StepChanges
@@ -72,11 +74,11 @@ class Model:
         self.norm = self._weight(checkpoint, FINAL_NORM.removesuffix(".weight"))
         # Rounded as the embedding is.
         self._embedding_scale = torch.tensor(s.embedding_scale).to(kernels.dtype).item()
-        embedding = checkpoint.read(EMBEDDING)
+        embedding = checkpoint.read_weight(EMBEDDING)
         # Tied, the embedding is read out of the output layer's weights: they exist once.
         tied = s.tied_embeddings
-        self.head: Linear = kernels.head(embedding if tied else checkpoint.read(HEAD))
-        self.embedding = None if tied else _narrow(embedding, kernels.dtype).to(kernels.device)
+        self.head: Linear = kernels.head(embedding if tied else checkpoint.read_weight(HEAD))
+        self.embedding = None if tied else _embedding(embedding, kernels)
         blocks = [
             Block(
                 layer.attention_norm, layer.qkv, layer.qk_norms, layer.attention, layer.output,
@@ -187,12 +189,13 @@ class Model:
 
     def _sizes(self) -> Iterator[int]:
         yield self.head.bytes()
-        yield 0 if self.embedding is None else self.embedding.nbytes
+        if self.embedding is not None:
+            yield self.embedding.bytes()
         for layer in self.layers:
             yield layer.qkv.bytes() + layer.output.bytes() + layer.mlp.bytes()
 
     def _embedding_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self.head.rows(ids) if self.embedding is None else self.embedding[ids].to(self.kernels.dtype)
+        rows = (self.head if self.embedding is None else self.embedding).rows(ids).to(self.kernels.dtype)
         return rows if self._embedding_scale == 1 else rows * self._embedding_scale
 
     def _norm_together(self, qkv: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -257,6 +260,13 @@ class Model:
             mlp_norm=self._norm(checkpoint, prefix, s.norms.before_mlp),
             mlp=mlp,
         )
+
+
+def _embedding(weight: Weight, kernels: Kernels) -> Linear:
+    """An embedding of its own, of which only rows are read."""
+    if isinstance(weight, ScaledNumbers):
+        return kernels.linear([weight])
+    return PlainLinear(_narrow(weight, kernels.dtype).to(kernels.device), None)
 
 
 def _narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -134,7 +134,7 @@ class Kernels(Picker, Protocol):
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         """A linear layer whose weight is the parts [n_i, k], one after the other."""
 
-    def head(self, weight: torch.Tensor) -> Linear:
+    def head(self, weight: Weight) -> Linear:
         """The output layer; its results may be wider than the dtype."""
 
     def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
@@ -245,8 +245,8 @@ class PlainKernels:
         whole = torch.cat([plain(part) for part in parts])
         return PlainLinear(self._put(whole), None if bias is None else self._put(bias))
 
-    def head(self, weight: torch.Tensor) -> Linear:
-        return PlainLinear(self._put(weight), None)
+    def head(self, weight: Weight) -> Linear:
+        return PlainLinear(self._put(plain(weight)), None)
 
     def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
         return PlainGated(self.linear([gate, up]), self.join, activation)
