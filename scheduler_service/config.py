@@ -56,6 +56,11 @@ class SchedulerSettings(ServiceSettings):
         ADMIN_TOKEN: Identity("admin", "token", 1.0, MAX_PRIORITY, admin=True),
     }
     OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token"})
+    SECRET_FILES: ClassVar[tuple[str, ...]] = (
+        *ServiceSettings.SECRET_FILES,
+        "executor_tls_key",
+        "executor_token_file",
+    )
 
     # Addresses
     executor: StringList = Field(

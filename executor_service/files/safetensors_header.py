@@ -5,6 +5,7 @@ Format: github.com/huggingface/safetensors: 8 bytes of length, the header as JSO
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -34,8 +35,8 @@ def read_entries(
 ) -> dict[str, TensorEntry]:
     """The tensors of a file of `size` bytes, by name; `name` is the file's in messages.
 
-    Every one has one of `dtypes`, lies within the file, and is as long as its dtype and shape say. Raises
-    ModelError.
+    Every one has one of `dtypes`, lies within the file and apart from the others, and is as long as its dtype
+    and shape say. Raises ModelError.
     """
     length = int.from_bytes(stream.read(8), "little")
     if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
@@ -47,7 +48,19 @@ def read_entries(
     header.pop("__metadata__", None)
     if len(header) > max_tensors:
         raise ModelError(f"{name}: more than {max_tensors} tensors")
-    return {tensor: _entry(name, tensor, entry, 8 + length, size, dtypes) for tensor, entry in header.items()}
+    found = {
+        tensor: _entry(name, tensor, entry, 8 + length, size, dtypes) for tensor, entry in header.items()
+    }
+    _check_apart(name, found)
+    return found
+
+
+def _check_apart(file: str, entries: dict[str, TensorEntry]) -> None:
+    """Raises ModelError if two tensors share bytes: a small file could be read as many times its size."""
+    placed = sorted((entry.begin, entry.end, name) for name, entry in entries.items())
+    for (_, end, name), (begin, _, other) in itertools.pairwise(placed):
+        if begin < end:
+            raise ModelError(f"{file}: tensors {name[:80]!r} and {other[:80]!r} share bytes")
 
 
 def _entry(file: str, name: str, entry: Any, data: int, size: int, dtypes: frozenset[str]) -> TensorEntry:

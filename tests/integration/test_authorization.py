@@ -210,6 +210,8 @@ def test_another_callers_requests_can_not_be_aborted_and_two_may_use_one_id(serv
     streams = {"alice": begin(ALICE), "bob": begin(BOB), "admin": begin(ADMIN)}
     aborting = scheduler_pb2.AbortRequest(request_ids=["mine"])
     assert stub.Abort(aborting, metadata=bearer("scheduler's")).unknown == ["mine"]
+    with pytest.raises(grpc.RpcError, match=r"request_ids\[1\]"):  # and the first one goes on
+        stub.Abort(scheduler_pb2.AbortRequest(request_ids=["mine", 129 * "x"]), metadata=BOB)
     assert stub.Abort(aborting, metadata=BOB).aborted == ["mine"]
     ends(streams["bob"])
     assert stub.Abort(aborting, metadata=ADMIN).aborted == ["mine"]

@@ -187,6 +187,7 @@ function check(name, value) {
     throw new TypeError('stop must be a string or an array of strings');
   }
   if (UINT32.has(name) && !isUint32(value)) throw new RangeError(`${name} must be an integer from 0 to 2^32 - 1`);
+  if (name === 'n' && value === 0) throw new RangeError('n must be at least 1');
   if ((name === 'tokenIds' || name === 'stopTokenIds') && !(Array.isArray(value) && value.every(isUint32))) {
     throw new RangeError(`${name} must be an array of integers from 0 to 2^32 - 1`);
   }

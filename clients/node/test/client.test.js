@@ -179,6 +179,7 @@ for (const [options, message] of [
   [{ prompt: 'x', tokenIds: [1] }, /exactly one/],
   [{ prompt: 'x', max_tokens: 1 }, /unknown option max_tokens/],
   [{ prompt: 'x', maxTokens: -1 }, /maxTokens/],
+  [{ prompt: 'x', n: 0 }, /n must be at least 1/],
   [{ prompt: 'x', seed: -1 }, /seed/],
   [{ prompt: 'x', seed: 2 ** 60 }, /seed/],
   [{ tokenIds: [2 ** 32] }, /tokenIds/],

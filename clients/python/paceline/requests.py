@@ -100,6 +100,8 @@ def generate_request(
             set_field(request.stop, _STOP[name], several, name)
         elif name in _REQUEST:
             set_field(request, name, value, name)
+            if name == "n" and request.n == 0:
+                raise InvalidRequest("n: must be at least 1, got 0")
         elif name == "returns":
             if not isinstance(value, str) or value not in _RETURNS:
                 raise InvalidRequest(f"returns: expected one of {', '.join(_RETURNS)}, got {value!r}")

@@ -11,10 +11,12 @@ import errno
 import ssl
 from pathlib import Path
 
+from paceline.bounded_files import read_bounded
+
 
 def read_certificates(path: Path) -> bytes:
     """The content of a PEM file with at least one certificate. Raises OSError."""
-    content = path.read_bytes()
+    content = read_bounded(path)
     text = content.decode("ascii", errors="ignore")  # comments between the certificates may not be ASCII
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
@@ -28,7 +30,7 @@ def read_key_pair(certificates: Path, key: Path) -> tuple[bytes, bytes]:
 
     Both are regular files, which are read twice. Raises OSError.
     """
-    chain, private_key = read_certificates(certificates), key.read_bytes()
+    chain, private_key = read_certificates(certificates), read_bounded(key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_ciphers("ALL:@SECLEVEL=0")  # the length of the key is the peer's decision
     try:

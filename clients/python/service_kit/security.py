@@ -7,10 +7,13 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+from paceline.bounded_files import read_bounded
 from paceline.channel import Security
 from paceline.tls_files import read_certificates, read_key_pair
 
 from service_kit.secrets import check_token
+
+MAX_TOKEN_FILE_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,11 @@ def read_token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        token = path.read_text().strip()
+        token = read_bounded(path, MAX_TOKEN_FILE_BYTES).decode().strip()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: a token is visible ASCII without spaces") from None
     if not token:
         raise ValueError(f"{path}: the token is empty")
     check_token(str(path), token)

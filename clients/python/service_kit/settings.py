@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 import yaml
+from paceline.bounded_files import others_may_read, read_bounded
 from paceline.channel import is_loopback
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -60,12 +61,13 @@ class ServiceSettings(BaseSettings):
 
     `SECRET_TOKENS`: names of the secrets that are callers' tokens, with the callers' identities.
     `OTHER_SECRETS`: names of the other secrets that standard input may hold. `TOKEN_IS_ADMIN`: whether the
-    token of --auth-token-file has admin rights.
+    token of --auth-token-file has admin rights. `SECRET_FILES`: settings with files that others may not read.
     """
 
     SECRET_TOKENS: ClassVar[Mapping[str, Identity]] = {}
     OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset()
     TOKEN_IS_ADMIN: ClassVar[bool] = False
+    SECRET_FILES: ClassVar[tuple[str, ...]] = ("tls_key", "auth_token_file", "tokens_file")
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -184,6 +186,10 @@ class ServiceSettings(BaseSettings):
             warnings.append("reflection is on: whoever is served can list all methods")
         if self.metrics_port is not None and not is_loopback(f"{self.metrics_host}:{self.metrics_port}"):
             warnings.append("the metrics port is open beyond this machine, in plaintext and without a token")
+        for name in self.SECRET_FILES:
+            path: Path | None = getattr(self, name)
+            if path is not None and others_may_read(path):
+                warnings.append(f"--{name.replace('_', '-')}: every user of this machine may read {path}")
         return warnings
 
     @model_validator(mode="after")
@@ -254,7 +260,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    values = yaml.safe_load(path.read_text())
+    values = yaml.safe_load(read_bounded(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise TypeError(f"{path}: expected a mapping of settings")
     return {key.replace("-", "_"): value for key, value in values.items()}

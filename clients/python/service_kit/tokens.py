@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
+from paceline.bounded_files import read_bounded
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from service_kit.identity import MAX_PRIORITY, Identity, token_hash
@@ -54,12 +55,9 @@ def read_tokens(path: Path) -> list[Entry]:
     The list may be empty: then no caller has a token. Raises ValueError, naming the file, entry and field.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"{path}: more than {MAX_FILE_BYTES} bytes")
     try:
         return [line.entry() for line in _FILE.validate_python(yaml.safe_load(data))]
     except yaml.YAMLError as error:

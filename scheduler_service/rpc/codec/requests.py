@@ -221,8 +221,10 @@ def check_token_ids(field: str, ids: Sequence[int], model: ServedModel) -> None:
 
 
 def check_aborts(ids: Sequence[str]) -> None:
-    """Raises ServiceError if there are more than MAX_ABORTS ids."""
+    """Raises ServiceError if there are more than MAX_ABORTS ids, or one is longer than any request's."""
     check_size("request_ids", len(ids), MAX_ABORTS, "ids")
+    for index, one in enumerate(ids):
+        check_size(f"request_ids[{index}]", len(one.encode()), MAX_REQUEST_ID_BYTES, "bytes")
 
 
 def check_detokenize(ids: Sequence[int], model: ServedModel) -> None:

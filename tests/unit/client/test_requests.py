@@ -274,6 +274,11 @@ def test_an_option_that_is_none_of_its_words_is_refused_by_its_name(name: str, v
         requests.generate_request("x", None, None, {name: value})
 
 
+def test_no_completion_at_all_can_be_asked_for() -> None:
+    with pytest.raises(InvalidRequest, match=r"^n: must be at least 1"):
+        requests.generate_request("x", None, None, {"n": 0})
+
+
 def test_a_stop_string_may_stand_alone() -> None:
     assert generate(stop="end") == generate(stop=["end"])
 

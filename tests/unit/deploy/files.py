@@ -77,7 +77,7 @@ class Machine:
         place = self._root / path.lstrip("/")
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()  # so that settings may name their own file
+            place.touch(0o600)  # so that settings may name their own file
             content = _STAND_INS.get(place.name, "")
             if place.name in ("executor.yaml", "scheduler.yaml") and self._settings is not None:
                 content = self.here((self._settings / place.name).read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,22 @@ def test_a_header_that_promises_more_than_there_is_allocates_nothing(
         file.write_bytes(content)
         with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("shared", [1, 64])
+def test_tensors_that_share_bytes_are_refused_by_name(tmp_path: Path, shared: int) -> None:
+    file = write_adapter(tmp_path / "one") / "adapter_model.safetensors"
+    content = file.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    *_, other, last = sorted(
+        set(header) - {"__metadata__"}, key=lambda name: int(header[name]["data_offsets"][0])
+    )
+    header[last]["data_offsets"] = [place - shared for place in header[last]["data_offsets"]]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+    with pytest.raises(ModelError, match=f"'{re.escape(other)}' and '{re.escape(last)}' share bytes"):
+        read(tmp_path)
 
 
 def test_the_bytes_of_the_factors_are_asked_for_before_they_are_allocated(

@@ -177,9 +177,15 @@ def test_a_host_may_have_brackets(host: str) -> None:
     assert (config.address, config.metrics_host) == ("[::1]:50061", "::1")
 
 
+def tokens_file(folder: Path, mode: int = 0o600) -> Path:
+    file = folder / "tokens"
+    file.write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
+    file.chmod(mode)
+    return file
+
+
 def test_each_setting_that_protects_less_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
-    tokens = ("--tokens-file", str(tmp_path / "tokens"))
+    tokens = ("--tokens-file", str(tokens_file(tmp_path)))
     assert executor(*tokens, "--metrics-port", "0").security_warnings() == []
     assert len(executor().security_warnings()) == 1
     (plaintext,) = executor(*tokens, "--host", "0.0.0.0", "--insecure").security_warnings()
@@ -190,9 +196,36 @@ def test_each_setting_that_protects_less_is_one_warning(tmp_path: Path) -> None:
     assert "metrics" in metrics
 
 
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o604, 1)])
+def test_a_secret_file_that_others_may_read_is_a_warning(tmp_path: Path, mode: int, warnings: int) -> None:
+    tokens = ("--tokens-file", str(tokens_file(tmp_path)))
+    secret = tmp_path / "secret"
+    secret.write_text("u")
+    secret.chmod(mode)
+    for flag, load in (("--auth-token-file", executor), ("--executor-token-file", scheduler)):
+        found = load(*tokens, flag, str(secret)).security_warnings()
+        assert found == [f"{flag}: every user of this machine may read {secret}"][:warnings]
+
+
+@pytest.mark.parametrize("flag", ["--executor-token-file", "--executor-tls-ca", "--config"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "folder"])
+def test_a_file_that_would_hang_the_start_or_fill_the_memory_is_refused(
+    tmp_path: Path, flag: str, kind: str, complaint: Fails
+) -> None:
+    file = Path("/dev/zero") if kind == "device" else tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "large":
+        file.write_bytes(b"x" * ((1 << 20) + 1))
+    elif kind == "folder":
+        file.mkdir()
+    told = complaint(scheduler, flag, str(file))
+    assert str(file) in told
+    assert ("has more than" if kind == "large" else "is not a regular file") in told
+
+
 def test_plaintext_to_an_executor_elsewhere_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
-    tokens = ("--tokens-file", str(tmp_path / "tokens"))
+    tokens = ("--tokens-file", str(tokens_file(tmp_path)))
     near = ("--executor", "127.0.0.1:1", "--executor", "[::1]:2", "--executor", "unix:/x")
     far = ("--executor", "10.0.0.7:50061", "--draft-executor", "gpu2:50061")
     assert scheduler(*tokens, *near).security_warnings() == []
@@ -205,7 +238,7 @@ def test_plaintext_to_an_executor_elsewhere_is_a_warning(tmp_path: Path) -> None
 def test_a_rendezvous_without_credentials_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tokens").write_text(f"- {{name: a, sha256: {token_hash('t')}}}")
+    tokens_file(tmp_path)
     torch = ("--tokens-file", str(tmp_path / "tokens"), "--backend", "torch", "--model", str(tmp_path))
     assert executor(*torch).security_warnings() == []
     (here,) = executor(*torch, "--tensor-parallel", "2").security_warnings()

@@ -8,8 +8,9 @@ from pathlib import Path
 import typer
 from service_kit.security import read_token
 
+from paceline.bounded_files import others_may_read
 from paceline.channel import Security
-from paceline.cli.common import fail, security
+from paceline.cli.common import fail, security, warn
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 _CLIENT_OPTIONS = ("token", "tls_ca", "tls_cert", "tls_key")
@@ -51,6 +52,8 @@ def client_token(context: typer.Context, token_file: Path | None) -> str:
         fail(f"--token-file: {error}", 2)
     if from_variable and from_file and from_variable != from_file:
         fail(f"{TOKEN_VARIABLE} and --token-file name different tokens: give one of them", 2)
+    if token_file is not None and others_may_read(token_file):
+        warn(f"--token-file: every user of this machine may read {token_file}")
     return from_file or from_variable
 
 

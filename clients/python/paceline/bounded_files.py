@@ -1,0 +1,38 @@
+"""Reads small files that a user names: secrets, certificates, settings.
+
+A pipe without a writer or a device would hang a start, or fill the memory; a directory gives an odd error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_BYTES = 1 << 20
+"""Far above any token, key, chain of certificates or file of settings."""
+
+
+def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `max_bytes` bytes, or of the one that a link leads to.
+
+    Raises OSError, with `filename` and `strerror`, for anything else. Never waits for a pipe's writer.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    with open(descriptor, "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
+    return content
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether every user of this machine may read the file, by its own mode. False if it is gone."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
