@@ -23,7 +23,8 @@ class PythonicParser:
         self._held: list[str] = []  # what came since the last event: text, if it ends here
         self._word: list[str] = []  # the name or the value that is being read
         self._tool = ""  # of this call; "": its beginning has been passed on
-        self._keys: list[str] = []  # of this call; that of the value that is being read is the last
+        self._keys: dict[str, None] = {}  # of this call, in order
+        self._key = ""  # of the value that is being read
         self._open: list[str] = []  # in a value: closing brackets to come
         self._quote = ""  # in a string within a value: its quotation mark
         self._escaped = False
@@ -73,7 +74,7 @@ class PythonicParser:
             case "start", "[":
                 self._place = "name"
             case "name", "(":
-                self._tool, self._keys = "".join(self._word), []
+                self._tool, self._keys = "".join(self._word), {}
                 if self._tool not in self._names:
                     self._fail()
                 self._place = "first key"
@@ -84,7 +85,8 @@ class PythonicParser:
                 key = "".join(self._word).rstrip(WHITE_SPACE)
                 if not key.isidentifier() or key in self._keys:
                     self._fail()
-                self._keys.append(key)
+                self._keys[key] = None
+                self._key = key
                 self._place = "value"
             case "name" | "first key" | "key", _ if len(self._word) < _MAX_NAME:
                 if not (c.isalnum() or c in "_-" or (c in WHITE_SPACE and self._place != "name")):
@@ -121,7 +123,7 @@ class PythonicParser:
             self._word.clear()
             self._place = "behind call" if c == ")" else "key"
             before = "{" if len(self._keys) == 1 else ", "
-            return self._argument(f'{before}"{self._keys[-1]}": {value}' + ("}" if c == ")" else ""))
+            return self._argument(f'{before}"{self._key}": {value}' + ("}" if c == ")" else ""))
         self._word.append(c)
         return None
 

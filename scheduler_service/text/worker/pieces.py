@@ -28,14 +28,13 @@ def pieces_of(tokenizer: Tokenizer) -> TokenBytes:
     Raises UnsupportedTokenizerError.
     """
     decoder = _Decoder(tokenizer)
-    remaining = tokenizer.get_vocab_size(with_added_tokens=True)
+    ids = {*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.get_added_tokens_decoder()}
+    last = max((id_ for id_ in ids if id_ < MAX_IDS), default=-1)  # below it there may be ids without a token
     data: list[bytes] = []
     total = 0
-    while remaining and len(data) < MAX_IDS:
-        token = tokenizer.id_to_token(len(data))
-        if token is not None:
-            remaining -= 1
-        piece = b"" if token is None else decoder.piece(len(data), token)
+    for id_ in range(last + 1):
+        token = tokenizer.id_to_token(id_)
+        piece = b"" if token is None else decoder.piece(id_, token)
         data.append(piece)
         total += len(piece)
         if total > MAX_BYTES:

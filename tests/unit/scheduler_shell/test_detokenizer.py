@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, decoders
 
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.vocabulary import Vocabulary
-from scheduler_service.text.worker.pieces import UnsupportedTokenizerError, pieces_of
+from scheduler_service.text.worker.pieces import MAX_IDS, UnsupportedTokenizerError, pieces_of
 from tests.support.untyped import present
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 
@@ -71,6 +72,22 @@ def test_special_and_unknown_ids_have_no_text() -> None:
     tokenizer = made.byte_level()
     ids = [present(tokenizer.token_to_id("<|end|>")), 10_000_000, present(tokenizer.token_to_id("<think>"))]
     assert incremental(Vocabulary(pieces_of(tokenizer)), [ids]) == "<think>"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"ħ": 7, "Ħ": 7, "ı": 7}, {"zz": 2**32 - 1}, {"zz": 450}],
+    ids=["one id thrice", "far away", "a gap"],
+)
+def test_ids_are_counted_to_the_last_that_a_token_has(odd: dict[str, int]) -> None:
+    """And not on to MAX_IDS in search of tokens that share an id with another one, or have a higher one."""
+    files = json.loads(made.byte_level().to_str())
+    files["model"]["vocab"] |= odd
+    tokenizer = Tokenizer.from_str(json.dumps(files))
+    pieces = pieces_of(tokenizer)
+    assert len(pieces.lengths) <= 460
+    last = present(tokenizer.token_to_id(" sp"))
+    assert len(pieces.lengths) > max(last, *(id_ for id_ in [*odd.values(), 0] if id_ < MAX_IDS))
 
 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
