@@ -109,6 +109,7 @@ def model(written: Path, tmp_path: Path) -> Path:
         ({"a_field_of_next_year": 1}, ("a_field_of_next_year",)),
         ({"quant_method": None}, ("quantization_config", "quant_method is missing")),
         ({"quant_method": "fp9"}, ("quant_method 'fp9'",)),
+        ({"quant_method": ["fp8"]}, ("quant_method ",)),
         ({"quant_method": "bitsandbytes"}, ("bitsandbytes",)),
         ({"quant_method": None, "load_in_4bit": True}, ("bitsandbytes",)),
         ({"fmt": "e5m2"}, ("fmt", "e5m2")),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.spec import Linear, RopeSpec
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
@@ -113,6 +114,11 @@ MIXTURE: dict[str, Any] = {
     "qwen3moe.expert_used_count": 2,
     "qwen3moe.expert_feed_forward_length": 8,
 }
+
+
+def test_an_architecture_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"general\.architecture "):
+        spec_from_gguf(MIXTURE | {"general.architecture": ["qwen3moe"]}, {}, {}, "x.gguf")
 
 
 @pytest.mark.parametrize("normed", [True, False])

@@ -110,7 +110,7 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
             f"the tokenizer model {str(kind)[:40]!r} is not supported, only gpt2 (byte-level BPE)"
         )
     pre = meta.get("tokenizer.ggml.pre", "gpt-2")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise file.fault(
             f"the pre-tokenizer {str(pre)[:40]!r} is not supported, only {', '.join(_PRE_TOKENIZERS)}"
         )

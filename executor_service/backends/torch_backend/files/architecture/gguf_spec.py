@@ -66,7 +66,7 @@ def spec_from_gguf(
     """The spec of a GGUF file; `rope_factors`: what `rope.from_gguf` needs of tensors. Raises ModelError."""
     f = Fields(metadata, where)
     name = f.get("general.architecture", None)
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise f.fault(f"general.architecture {shown(name)} is not supported, only {known}")
     architecture = _ARCHITECTURES[name]

@@ -114,7 +114,7 @@ class CompressedTensorsFormat:
         self.unused = unused_scales(config)
         config.only("moe_sparsity_config", ())
         name = config.get("format", None)
-        if name not in _TYPES:
+        if not isinstance(name, str) or name not in _TYPES:
             raise config.fault(f"format {shown(name)} is not supported, only {', '.join(_TYPES)}")
         weights = _weights_of_all_groups(config, name)
         self._numbers, bits = _numbers_of(weights, name)
@@ -192,7 +192,7 @@ def _weights_of_all_groups(config: Fields, name: str) -> Fields:
 def _numbers_of(weights: Fields, name: str) -> tuple[_Numbers, int]:
     """Where the numbers are, and their bits. Raises ModelError."""
     bits, kind = weights.size("num_bits", 8), weights.get("type", "int")
-    if kind not in _TYPES[name]:
+    if not isinstance(kind, str) or kind not in _TYPES[name]:
         raise weights.fault(f"type {shown(kind)} is not supported in the format {name}")
     is_float = kind == "float"
     if bits not in ((8,) if is_float else PACKED_BITS):

@@ -43,7 +43,7 @@ def open_directory(path: Path, config: Mapping[str, Any], where: str) -> TensorD
     method = q.get("quant_method", "bitsandbytes" if _is_bitsandbytes(given) else None)
     if method is None:
         raise q.fault("quant_method is missing")
-    if method not in FORMATS:
+    if not isinstance(method, str) or method not in FORMATS:
         raise q.fault(f"quant_method {shown(method)} is not supported, only {', '.join(FORMATS)}")
     form = FORMATS[method](q)
     q.ignore(*METADATA)
