@@ -96,6 +96,14 @@ class SchedulerSettings(ServiceSettings):
         le=1 << 20,
         description="tokens of one prompt computed in one step; 0: 1024 if the executor has a GPU, else 256",
     )
+    step_budget_ms: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=600_000.0,
+        allow_inf_nan=False,
+        description="what a step may take, as predicted, when prompts are computed beside sequences that"
+        " decode; 0: 2.5 times what it takes without the prompts",
+    )
     max_running: int = Field(default=256, ge=1, le=1 << 16, description="sequences that have a cache")
     steps_in_flight: int = Field(
         default=0,
@@ -308,6 +316,7 @@ class SchedulerSettings(ServiceSettings):
         return CoreConfig(
             max_step_tokens=self.max_step_tokens,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
+            step_budget_s=self.step_budget_ms / 1000,
             max_running=self.max_running,
             max_queued_requests=self.max_queued_requests,
             max_queued_requests_per_identity=self.max_queued_requests_per_identity,

@@ -11,6 +11,7 @@ class CoreConfig:
 
     max_step_tokens: int = 0  # tokens fed in one step, by all rows together; 0: what keeps the executor busy
     prefill_chunk_tokens: int = 0  # tokens of one prompt in one step; 0: half of what keeps the executor busy
+    step_budget_s: float = 0.0  # of a step with prompts beside sequences that decode; 0: see prompt_budget.py
     max_running: int = 256  # sequences with a cache
     max_queued_requests: int = 1024  # not started; shared by the identities that have some
     max_queued_requests_per_identity: int = 0  # 0: an identity's share of max_queued_requests
@@ -38,5 +39,6 @@ class CoreConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
-        if not self.failover_timeout_s >= 0:
-            raise ValueError("failover_timeout_s must be at least 0")
+        for name in ("failover_timeout_s", "step_budget_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0")

@@ -51,6 +51,7 @@ class Dispatcher:
             target.in_flight,
             self._admission,
             lambda late: self._expiry.give_up(late, now),
+            self._speculator.step_time,
             now,
             may_ask=target.may_be_asked(now),
             may_take_slots=target.may_take_slots(now),

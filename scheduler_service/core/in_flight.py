@@ -23,6 +23,7 @@ class SentStep:
     forks: list[ScheduledFork]
     pages: int  # that it may take, at most
     sent_at: float
+    has_prompts: bool  # a row or an opening computes tokens of a prompt
 
 
 class StepsInFlight:
@@ -51,8 +52,10 @@ class StepsInFlight:
     def send(self, schedule: Schedule, releases: tuple[int, ...], pages: int, now: float) -> PlannedStep:
         """Turn a schedule into a plan, and count its rows as in flight."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
+        has_prompts = bool(openings)
         for row in rows:
             if row.limit or row.tokens:
+                has_prompts |= row.limit > 0
                 row.sequence.send_row()
             elif row.drafts:
                 row.sequence.send_verification(row.drafts)
@@ -62,7 +65,7 @@ class StepsInFlight:
             opening.sequence.send_row()
         self._number += 1
         plan = PlannedStep(self._number, releases, tuple(forks), tuple(rows), tuple(openings))
-        self._steps.append(SentStep(plan, rows, openings, forks, pages, now))
+        self._steps.append(SentStep(plan, rows, openings, forks, pages, now, has_prompts))
         return plan
 
     def take(self, result: StepAnswer, page_size: int) -> SentStep:

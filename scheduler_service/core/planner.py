@@ -18,6 +18,7 @@ from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.speculation.step_time import StepTime
 from scheduler_service.core.states import SequenceState
 
 LEAD = 1024
@@ -36,6 +37,7 @@ class StepBuilder:
         in_flight: StepsInFlight,
         admission: Admission,
         give_up: Callable[[LiveSequence], None],
+        step_time: StepTime,
         now: float,
         *,
         may_ask: bool,
@@ -58,7 +60,7 @@ class StepBuilder:
         self._max_pace_s: float | None = None
         self._drafts_to_come = False  # some sequence gets no row, since it waits for drafts
         self.schedule = Schedule(limits.step_tokens, pages, limits.output_bytes)
-        self._prompts = PromptBudget(self.schedule, limits)
+        self._prompts = PromptBudget(self.schedule, limits, step_time)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
         self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
 
@@ -70,6 +72,8 @@ class StepBuilder:
         pool = self._pool
         self._feed(pool.running)
         chunks = self._prefilling
+        if chunks or (self._may_ask and len(pool.queue)):
+            self._prompts.bound(pool.running)
         if pool.queue.contested:
             pool.queue.settle(pool.running)
             chunks = self._feed_in_turn(chunks)
@@ -159,16 +163,16 @@ class StepBuilder:
         """Schedule chunks and start queued sequences in the order of turns; returns the chunks left.
 
         So the prompt of an identity that was served more takes no tokens from a request whose turn is first.
-        Half of the tokens are kept for the first running sequence, so that it always makes progress.
+        Half of the step is kept for the first running sequence, so that it always makes progress.
         """
         first = self._pool.running[0] if prefilling else None
         prefilling.sort(key=lambda s: (s is not first, s.live.account.counter, s.key))
         for at, sequence in enumerate(prefilling):
             if self._may_ask and not self.stalled:
-                kept = self.schedule.tokens_left // 2 if sequence is first else 0
-                self.schedule.tokens_left -= kept
+                kept = self._prompts.keep_half() if sequence is first else None
                 self._admit(force=False, ahead_of=sequence.live.account)
-                self.schedule.tokens_left += kept
+                if kept is not None:
+                    self._prompts.give_back(kept)
             if sequence.cache_id:  # else it was preempted for an identity below its share
                 self._feed_chunk(sequence)
             if self.stalled:
@@ -262,7 +266,7 @@ class StepBuilder:
                 return
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
-            if not self._prompts.answerable(sequence):
+            if not self._fits_step(sequence):
                 return
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
                 return
@@ -280,6 +284,16 @@ class StepBuilder:
                 return
             self._slots.started(sequence.live.request.adapter)
             force = False
+
+    def _fits_step(self, sequence: LiveSequence) -> bool:
+        """Whether the step has tokens, time and room in its answer for a part of a queued sequence."""
+        if sequence.source:
+            return self._prompts.answerable(sequence) > 0  # a fork feeds one token
+        return self._prompts.chunk(sequence, self._hit(sequence)) > 0
+
+    def _hit(self, sequence: LiveSequence) -> int:
+        """Tokens that its opening is likely to find in the prefix cache: whole pages."""
+        return sequence.expected_hit // self._limits.page_size * self._limits.page_size
 
     def _may_start(self, sequence: LiveSequence) -> Start:
         if self._max_pace_s is None:
@@ -301,7 +315,7 @@ class StepBuilder:
         if need > schedule.pages_left - self.reserve and not force:
             return False
         # With a smaller hit than expected, the rest is computed in further chunks.
-        hit = sequence.expected_hit // self._limits.page_size * self._limits.page_size
+        hit = self._hit(sequence)
         limit = 1 if sequence.is_behind else self._prompts.chunk(sequence, hit)
         opening = ScheduledOpening(
             cache_id=self._pool.open(sequence, self._now),

@@ -30,6 +30,7 @@ class JointLimits:
     adapter_slots: int  # adapters that sequences with a cache have at once
     output_bytes: int  # of a step's scores and vectors
     vector_bytes: int
+    step_budget_s: float = 0.0  # of a step with prompts beside sequences that decode; 0: prompt_budget.py
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> JointLimits:
@@ -48,6 +49,7 @@ class JointLimits:
             adapter_slots=capacity.max_adapter_slots,
             output_bytes=capacity.max_output_bytes,
             vector_bytes=4 * capacity.hidden_size,
+            step_budget_s=config.step_budget_s,
         )
 
     def steps(self, step_s: float) -> int:

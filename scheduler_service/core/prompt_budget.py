@@ -1,22 +1,77 @@
-"""How many tokens of a prompt a step can feed: for its time, and for what its answer has room for."""
+"""How many tokens of a prompt a step can feed: for its time, and for what its answer has room for.
+
+A step with prompts beside sequences that decode is bounded by its predicted time, so that nobody's prompt or
+evaluation slows others' streams much: by `step_budget_s`, or without one by STEP_TIMES times what the step
+takes without the prompts. The prompts get what the decodes leave of that, and few tokens in any case. While
+nothing decodes, only tokens bound a step.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
 
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.speculation.step_time import StepTime, Work
+from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import RowMode
 
+STEP_TIMES = 2.5
+"""A step with prompts takes at most this many times what its decodes alone take. So streams keep two fifths
+of their speed, and prompts get three fifths of the time: one takes 1.7 times as long as if no time bounded
+its steps."""
+LEAST_TOKENS = 16
+"""Tokens of prompts that a step may feed whatever time they take: prompts make progress."""
 SCORED_COST = 3, 2
 """Of a step's tokens, a token that brings a score counts as 3/2: it needs the output layer. With a model of
 135 M parameters, a fifth of them in that layer, it takes 1.4 times the CPU time of another prompt token."""
 
 
+class Reserved(NamedTuple):
+    """A part of a step's budget, kept for later."""
+
+    tokens: int
+    seconds: float
+    least: int
+
+
 class PromptBudget:
     """What is left of a step for prompts."""
 
-    def __init__(self, schedule: Schedule, limits: JointLimits) -> None:
-        self._schedule, self._limits = schedule, limits
+    def __init__(self, schedule: Schedule, limits: JointLimits, step_time: StepTime) -> None:
+        self._schedule, self._limits, self._time = schedule, limits, step_time
+        self._seconds = inf
+        self._least = LEAST_TOKENS
+        self._is_first = True  # no prompt has tokens in the step
+
+    def bound(self, running: Iterable[LiveSequence]) -> None:
+        """Leave to prompts what the sequences that decode leave of the step's time."""
+        decoding = SequenceState.RUNNING
+        lengths = [sequence.kv for sequence in running if sequence.state is decoding]
+        if lengths:
+            rows = len(lengths)
+            alone_s = self._time.seconds(Work(rows, rows, sum(lengths) + rows))
+            self._seconds = max(0.0, (self._limits.step_budget_s or STEP_TIMES * alone_s) - alone_s)
+
+    def keep_half(self) -> Reserved:
+        """Take half of what is left out of the step, to be given back later."""
+        schedule = self._schedule
+        seconds = 0.0 if self._seconds == inf else self._seconds / 2
+        kept = Reserved(schedule.tokens_left // 2, seconds, self._least // 2)
+        schedule.tokens_left -= kept.tokens
+        self._seconds -= kept.seconds
+        self._least -= kept.least
+        return kept
+
+    def give_back(self, kept: Reserved) -> None:
+        """Let the next prompts have it."""
+        self._schedule.tokens_left += kept.tokens
+        self._seconds += kept.seconds
+        self._least += kept.least
 
     def chunk(self, sequence: LiveSequence, kv: int) -> int:
         """How many tokens of a prompt, of which `kv` are computed, the step can feed."""
@@ -24,7 +79,13 @@ class PromptBudget:
         if sequence.score_bytes and tokens > (plain := _unscored(sequence, kv)):
             cost, unit = SCORED_COST
             tokens = plain + (tokens - plain) * unit // cost or min(1, tokens)
-        return min(tokens, self.answerable(sequence), sequence.to_compute + sequence.kv - kv)
+        tokens = min(tokens, self.answerable(sequence), sequence.to_compute + sequence.kv - kv)
+        if self._seconds == inf or tokens < 1:
+            return tokens
+        within = bisect_right(
+            range(1, tokens + 1), self._seconds, key=lambda count: self._seconds_of(sequence, kv, count)
+        )
+        return max(within, min(tokens, self._least))
 
     def spend(self, sequence: LiveSequence, kv: int, tokens: int) -> None:
         """Count what so many tokens of a prompt bring back, and what it takes beside feeding them."""
@@ -33,6 +94,14 @@ class PromptBudget:
         if sequence.score_bytes and (scored := tokens - _unscored(sequence, kv)) > 0:
             cost, unit = SCORED_COST
             schedule.tokens_left = max(0, schedule.tokens_left - scored * (cost - unit) // unit)
+        if self._seconds < inf:
+            self._seconds = max(0.0, self._seconds - self._seconds_of(sequence, kv, tokens))
+            self._least = max(0, self._least - tokens)
+        self._is_first = False
+
+    def _seconds_of(self, sequence: LiveSequence, kv: int, tokens: int) -> float:
+        scored = max(0, tokens - _unscored(sequence, kv)) if sequence.score_bytes else 0
+        return self._time.prompt_s(kv, tokens, scored, first=self._is_first)
 
     def answerable(self, sequence: LiveSequence) -> int:
         """Of the tokens left to compute, how many can be fed so that the answer has room for their scores."""

@@ -295,8 +295,10 @@ class StepScheduler:
         work = None
         if rows:
             self._forecast.stepped(took, rows)
-            if self._pool.speculating or self._registry.deadlines:
-                work = self._speculator.stepped(step.plan, took, always=bool(self._registry.deadlines))
+            deadlines = self._registry.deadlines
+            work = self._speculator.stepped(step, result, took, always=deadlines)
+            if not (deadlines or self._pool.speculating):
+                work = None
         emitted = self._counters.completion_tokens
         events, short = self._reader.read(step, result, now)
         if work is not None:

@@ -12,6 +12,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.decision import DraftDecision
 from scheduler_service.core.drafting.draft_executor import DraftExecutor
 from scheduler_service.core.drafting.rest_calendar import RestCalendar
+from scheduler_service.core.in_flight import SentStep
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import DraftSource
 from scheduler_service.core.schedule import Schedule
@@ -26,8 +27,8 @@ from scheduler_service.core.speculation.drafters import (
     grammar_population,
     ngram_populations,
 )
-from scheduler_service.core.speculation.step_time import StepTime, Work
-from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
+from scheduler_service.core.speculation.step_time import StepTime, Work, attended
+from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
 DEADLINE_STEPS = 4
 """A sequence whose deadline is fewer steps away than this gets no drafts."""
@@ -40,7 +41,8 @@ MAX_REST = 128
 MAX_REST * FRUITLESS_DECISIONS running sequences rest less, as FRUITLESS_DECISIONS says."""
 
 SETTLED_STEPS, TIMED_STEPS = 64, 16
-"""After SETTLED_STEPS target steps without a draft, one in TIMED_STEPS is counted and learned from."""
+"""After SETTLED_STEPS target steps without a draft, one in TIMED_STEPS is counted and learned from, and each
+that computes tokens of prompts is learned from."""
 
 PLAIN_RUN = 8
 """With several steps in flight: tokens that a sequence decodes without drafts before the draft executor is
@@ -186,26 +188,20 @@ class Speculator:
         """The fitted step time of the target."""
         return self._controller.target
 
-    def stepped(self, plan: PlannedStep, seconds: float, *, always: bool) -> Work | None:
+    def stepped(self, step: SentStep, result: StepAnswer, seconds: float, *, always: bool) -> Work | None:
         """The target answered a step after so many seconds: fit the step time to it.
 
-        Returns what the step computed, or None if it was not counted. If nothing has been drafted for a
+        Returns what the step computed, or None if it is not to be counted. If nothing has been drafted for a
         while, only one step in TIMED_STEPS is counted, or each with `always`.
         """
         self._calendar.step_answered()
-        step = self._calendar.step
-        settled = step > self._drafted_step + SETTLED_STEPS
-        if settled and step % TIMED_STEPS and not always:
+        number = self._calendar.step
+        counts = always or number <= self._drafted_step + SETTLED_STEPS or not number % TIMED_STEPS
+        if not (counts or step.has_prompts):
             return None
-        chunks = [row.limit for row in plan.rows if row.limit]
-        drafts = [row.drafts for row in plan.rows if row.drafts]
-        prompt = sum(chunks) + sum([opening.limit for opening in plan.openings])
-        rows = len(plan.rows) - len(chunks)
-        tokens = rows + sum(map(len, drafts))
-        context = tokens + prompt + sum([row.kv_length for row in plan.rows])
-        work = Work(rows, tokens, context, prompt=prompt)
+        work = _work(step, result)
         self._controller.target.observe(work, seconds)
-        return work
+        return work if counts else None
 
     # -- the draft executor ----------------------------------------------------------------------
 
@@ -245,3 +241,32 @@ class Speculator:
         """Compare the bookkeeping with itself. Raises AssertionError."""
         self._calendar.check_integrity(set(running))
         self._draft_executor.check_integrity(running)
+
+
+def _work(step: SentStep, result: StepAnswer) -> Work:
+    """What an answered step has computed."""
+    rows = step.rows
+    work = Work(len(rows), len(rows), len(rows) + sum([row.kv_length for row in rows]))
+    if step.has_prompts:
+        for row, answer in zip(rows, result.rows, strict=False):
+            if row.limit:
+                work.rows -= 1
+                work.tokens -= 1
+                work.context -= row.kv_length + 1
+                _add_prompt(work, row.kv_length, answer)
+        for answer in result.rows[len(rows) :]:
+            _add_prompt(work, answer.cached_length, answer)
+    drafts = sum([len(row.drafts) for row in rows if row.drafts])
+    work.tokens += drafts
+    work.context += drafts
+    return work
+
+
+def _add_prompt(work: Work, kv: int, answer: RowAnswer) -> None:
+    """Count what a row has computed of a prompt behind its first `kv` tokens; nothing if it was refused."""
+    tokens = max(0, answer.kv_length - kv)
+    work.prompt += tokens
+    work.attended += attended(kv, tokens)
+    work.context += kv + tokens
+    if answer.scores is not None:
+        work.scored += len(answer.scores.logprobs)

@@ -1,11 +1,12 @@
 """How long a step takes, fitted online.
 
 The model is linear in its non-negative coefficients, so no work is ever predicted to be cheaper than a
-part of it: seconds = Σ over passes of f(tokens fed) + p · prompt tokens + c · context + r if it is ragged. f
-is piecewise linear between powers of two: a step is about flat while weights are streamed, then rises (the
-roofline of Williams et al., 2009). Tokens of prompts have a term of their own: they need no logits, and many
-of one sequence cost less than as many of several. A ragged step has rows of more than one token, which may
-take a slower path of the executor's.
+part of it: seconds = Σ over passes of f(tokens fed) + p · prompt tokens + a · attended + s · scored
++ c · context + r if it is ragged. f is piecewise linear between powers of two: a step is about flat while
+weights are streamed, then rises (the roofline of Williams et al., 2009). Tokens of prompts have terms of
+their own: they need no logits, many of one sequence cost less than as many of several, each attends to all
+before it, and some bring scores. A ragged step has rows of more than one token, which may take a slower path
+of the executor's.
 
 What is kept is not the history but a cell per size of step: a mean of recent steps of that size, and of
 their features. The coefficients are a weighted least-squares fit of the cells, relative errors, under weak
@@ -26,13 +27,13 @@ Floats = npt.NDArray[np.float64]
 
 _KNOTS = 2.0 ** np.arange(13)  # tokens: 1 to 4096, the last segment is open
 _WIDTHS = np.append(np.diff(_KNOTS), np.inf)
-_SIZE = 4 + len(_KNOTS)  # passes, the slopes of f, prompt, context, ragged
-_PROMPT, _CONTEXT, _RAGGED = _SIZE - 3, _SIZE - 2, _SIZE - 1
+_SIZE = 6 + len(_KNOTS)  # passes, the slopes of f, prompt, attended, scored, context, ragged
+_PROMPT, _ATTENDED, _SCORED, _CONTEXT, _RAGGED = range(_SIZE - 5, _SIZE)
 
 _PRIOR = np.full(_SIZE, 1e-3)  # seconds: a flat 20 ms, from two tokens on 1 ms per token
 _PRIOR[:2] = 20e-3, 0.0
 _PRIOR[_CONTEXT:] = 1e-7, 0.0
-_PRIOR[_PROMPT] = 0.5e-3
+_PRIOR[_PROMPT : _SCORED + 1] = 0.5e-3, 1e-7, 0.25e-3
 
 _MEMORY = 24  # steps that a cell's means rest on at most
 _FULL = 8  # steps that give a cell its full weight
@@ -60,6 +61,8 @@ class Work:
     context: int = 0  # tokens attended to, summed over the rows
     steps: int = 1  # sequential passes
     prompt: int = 0  # tokens fed of prompts, in the first pass
+    attended: int = 0  # for each of these, the tokens of its prompt before it, summed
+    scored: int = 0  # of these, those that bring a score
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class StepTime:
     def __init__(self, scale: float = 1.0) -> None:
         """scale: of the prior, which is a step of 20 ms."""
         self._prior = _PRIOR * scale
-        self._cells: dict[tuple[int, int, int, bool], _Cell] = {}
+        self._cells: dict[tuple[int, ...], _Cell] = {}
         self._observed = 0
         self._is_stale = False  # steps were observed that the coefficients have to be fitted to
         self._take(self._prior)
@@ -118,7 +121,17 @@ class StepTime:
         first = self._curve(work.tokens)
         later = (work.steps - 1) * self._curve(work.rows) if work.steps > 1 else 0.0
         ragged = self._ragged if _is_ragged(work) else 0.0
-        return first + later + self._prompt * work.prompt + self._context * work.context * work.steps + ragged
+        prompt = self._prompt * work.prompt + self._attended * work.attended + self._scored * work.scored
+        return first + later + prompt + self._context * work.context * work.steps + ragged
+
+    def prompt_s(self, kv: int, tokens: int, scored: int, *, first: bool) -> float:
+        """Seconds that so many tokens of a prompt, `scored` of them with a score, add to a step that decodes.
+
+        kv: tokens of the prompt before them. first: no other prompt has tokens in the step.
+        """
+        self._fit_if_stale()
+        seconds = self._prompt * tokens + self._attended * attended(kv, tokens) + self._scored * scored
+        return seconds + self._context * (kv + tokens) + (self._ragged if first else 0.0)
 
     def added(self, base: Work, most: int) -> Floats:
         """Seconds that 0, 1, ... `most` more tokens add to the first pass of `base`."""
@@ -151,7 +164,7 @@ class StepTime:
         self._values = theta[0] + np.concatenate(([0.0], np.cumsum(theta[1 : _PROMPT - 1] * _WIDTHS[:-1])))
         self._value_list: list[float] = self._values.tolist()
         self._last_slope = self._slopes[-1]
-        self._prompt, self._context, self._ragged = map(float, theta[_PROMPT:])
+        self._prompt, self._attended, self._scored, self._context, self._ragged = map(float, theta[_PROMPT:])
 
     def _fit_if_stale(self) -> None:
         if not self._is_stale:
@@ -178,7 +191,7 @@ def _penalties() -> Floats:
     """Rows of the least-squares problem that hold the priors, per second of a typical step."""
     rows = []
     span = np.full(len(_KNOTS), _SPAN)
-    shrink = np.concatenate(([1.0], span, [_SPAN, 1e5, 20.0]))
+    shrink = np.concatenate(([1.0], span, [_SPAN, 1e5, _SPAN, 1e5, 20.0]))
     for i in range(_SIZE):
         row = np.zeros(_SIZE)
         row[i] = np.sqrt(_SHRINK) * shrink[i] * 0.05 ** (i > 0)
@@ -220,18 +233,30 @@ def _features(work: Work) -> Floats:
     features = _pass(work.tokens).copy()
     if work.steps > 1:
         features += (work.steps - 1) * _pass(work.rows)
-    features[_PROMPT:] = work.prompt, work.context * work.steps, _is_ragged(work)
+    features[_PROMPT:_CONTEXT] = work.prompt, work.attended, work.scored
+    features[_CONTEXT:] = work.context * work.steps, _is_ragged(work)
     return features
+
+
+def attended(kv: int, tokens: int) -> int:
+    """`Work.attended` of so many tokens of a prompt behind its first `kv`."""
+    return tokens * kv + tokens * (tokens - 1) // 2
 
 
 def _is_ragged(work: Work) -> bool:
     return work.tokens > work.rows or work.prompt > 0
 
 
-def _size(work: Work) -> tuple[int, int, int, bool]:
-    """What steps of about the same size share: tokens (eight ranges to each doubling, two of a prompt's)."""
+def _size(work: Work) -> tuple[int, ...]:
+    """What steps of about the same size share.
+
+    Tokens (eight ranges to each doubling, two of a prompt's), whether most of them bring scores, and how far
+    the prompt is.
+    """
     tokens = work.tokens + (work.steps - 1) * work.rows
-    return _range(tokens, 4), work.steps, _range(work.prompt, 2), _is_ragged(work)
+    before = (work.attended // work.prompt >> 9).bit_length() if work.prompt else 0
+    scored = 2 * work.scored > work.prompt
+    return _range(tokens, 4), work.steps, _range(work.prompt, 2), _is_ragged(work), scored, before
 
 
 def _range(tokens: int, bits: int) -> int:

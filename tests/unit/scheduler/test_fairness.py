@@ -294,7 +294,7 @@ def test_an_identity_that_was_served_much_more_gives_way_within_its_share() -> N
 
 def test_beside_others_who_holds_more_than_its_share_starts_few_tokens_a_step() -> None:
     roomy = replace(CAPACITY, total_pages=500, max_step_tokens=1000)
-    harness = Harness(FakeExecutor(roomy), CoreConfig(max_step_tokens=1000, max_running=8))
+    harness = Harness(FakeExecutor(roomy), CoreConfig(max_step_tokens=1000, max_running=8, step_budget_s=60))
     harness.add(make_request("polite", identity="polite", max_tokens=50))
     harness.step()
     for i in range(8):
