@@ -26,6 +26,7 @@ from paceline.evaluations import (
 )
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline.generation import Generation
+from paceline.pieces import Vocabulary
 from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
@@ -230,10 +231,14 @@ class Client:
         text: str | None = None,
         *,
         messages: Sequence[MessageLike] | None = None,
+        add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> list[int]:
-        """The token ids that `generate` would use for a text or for messages."""
-        request = requests.tokenize_request(text, messages)
+        """The token ids that `generate` would use for a text or for messages.
+
+        Without `add_special_tokens`, a text gets none of the tokens that the tokenizer puts around one.
+        """
+        request = requests.tokenize_request(text, messages, add_special_tokens=add_special_tokens)
         return list(
             self._schedulers.call(lambda endpoint: endpoint.scheduler.Tokenize, request, timeout_s).token_ids
         )
@@ -242,6 +247,20 @@ class Client:
         """The text of token ids."""
         request = requests.detokenize_request(token_ids)
         return self._schedulers.call(lambda endpoint: endpoint.scheduler.Detokenize, request, timeout_s).text
+
+    def vocabulary(self, *, timeout_s: float | None = None) -> list[bytes]:
+        """The bytes of each token, by id: what it adds to a text, or the text that spells a control token.
+
+        Bytes of one token need not be whole characters. They take a call for each mebibyte, and are the same
+        as long as the model is: keep them. Raises NotFound if the model has no tokenizer.
+        """
+        pieces = Vocabulary()
+        while not pieces.is_complete:
+            request = pb.GetVocabularyRequest(first_id=len(pieces.tokens))
+            pieces.add(
+                self._schedulers.call(lambda endpoint: endpoint.scheduler.GetVocabulary, request, timeout_s)
+            )
+        return pieces.tokens
 
     def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
         """End requests of this identity, on all schedulers. Unknown ids are no error.

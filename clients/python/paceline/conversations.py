@@ -13,7 +13,9 @@ from paceline.fields import refuse, set_field
 from paceline.functions import tool_of
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-CHAT_OPTIONS = frozenset({"tools", "tool_choice", "template_arguments", "continue_final_message"})
+CHAT_OPTIONS = frozenset(
+    {"tools", "tool_choice", "template_arguments", "continue_final_message", "omit_opening"}
+)
 """Options of a request with messages."""
 
 _CHOICES = {
@@ -38,7 +40,7 @@ def chat_messages(messages: Sequence[MessageLike], name: str = "messages") -> pb
 
 def set_chat_option(chat: pb.Messages, name: str, value: Any) -> None:
     """Set one of CHAT_OPTIONS. Raises InvalidRequest, TypeError."""
-    if name == "continue_final_message":
+    if name in ("continue_final_message", "omit_opening"):
         set_field(chat, name, value, name)
     elif name == "tools":
         if isinstance(value, str | Mapping) or not isinstance(value, Sequence):

@@ -24,8 +24,12 @@ def set_field(message: Any, field: str, value: Any, name: str) -> None:
     """
     described = message.DESCRIPTOR.fields_by_name[field]
     one, several = _KINDS.get(described.cpp_type, ("an integer", "integers"))
-    is_map = described.message_type is not None  # of token ids to numbers
-    wanted = "a mapping of integers to numbers" if is_map else f"a sequence of {several}"
+    is_map = described.message_type is not None
+    wanted = f"a sequence of {several}"
+    if is_map:  # of token ids to numbers, or of names to texts
+        key = described.message_type.fields_by_name["key"].cpp_type
+        of_texts = key == FieldDescriptor.CPPTYPE_STRING
+        wanted = "a mapping of strings to strings" if of_texts else "a mapping of integers to numbers"
     if not described.is_repeated:
         wanted = one
     if isinstance(value, bytes) or (described.is_repeated and isinstance(value, str)):

@@ -44,10 +44,13 @@ class Options(TypedDict, total=False):
     cache_salt: str  # prompts share cached prefixes only under the same salt
     request_id: str  # default: a random one
     model: str  # the served model, the default, or an adapter
+    labels: Mapping[str, str]  # for the scheduler's log, beside the request
+    return_prompt_token_ids: bool  # see Started.prompt_token_ids
     prompt_logprobs: int  # of `generate`: the prompt's logprobs, see Generation.prompt_logprobs
     returns: Literal["both", "text", "token_ids"]  # contents of the deltas
     template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
+    omit_opening: bool  # end the prompt behind the last message, with no opening of an answer; needs messages
     tools: Sequence[ToolLike]  # functions, Tools, or mappings as in OpenAI's API; needs messages
     tool_choice: str | Mapping[str, Any]  # auto, none, required, or a tool's name; needs messages
     speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
@@ -69,7 +72,18 @@ _STOP = {
     "include_stop_string": "include_stop_string",
 }
 _RETURNS = {"both": pb.RETURNS_BOTH, "text": pb.RETURNS_TEXT, "token_ids": pb.RETURNS_TOKEN_IDS}
-_REQUEST = frozenset({"n", "priority", "cache_salt", "request_id", "model", "prompt_logprobs"})
+_REQUEST = frozenset(
+    {
+        "n",
+        "priority",
+        "cache_salt",
+        "request_id",
+        "model",
+        "prompt_logprobs",
+        "labels",
+        "return_prompt_token_ids",
+    }
+)
 
 
 def generate_request(
@@ -156,17 +170,22 @@ def speculation(given: Speculation | str | int | None) -> pb.Speculation:
     return wire
 
 
-def tokenize_request(text: str | None, messages: Sequence[MessageLike] | None) -> pb.TokenizeRequest:
+def tokenize_request(
+    text: str | None, messages: Sequence[MessageLike] | None, *, add_special_tokens: bool | None = None
+) -> pb.TokenizeRequest:
     """The Tokenize request for exactly one of text and messages.
 
     Raises InvalidRequest, naming the argument; TypeError for a wrong type.
     """
     if (text is None) == (messages is None):
         raise InvalidRequest("give exactly one of text and messages")
-    if messages is not None:
-        return pb.TokenizeRequest(messages=chat_messages(messages))
     request = pb.TokenizeRequest()
-    set_field(request, "text", text, "text")
+    if messages is not None:
+        request.messages.CopyFrom(chat_messages(messages))
+    else:
+        set_field(request, "text", text, "text")
+    if add_special_tokens is not None:
+        set_field(request, "add_special_tokens", add_special_tokens, "add_special_tokens")
     return request
 
 

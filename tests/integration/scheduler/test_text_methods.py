@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
+import paceline
+import paceline.aio
 import pytest
+from paceline.errors import InternalError
+from paceline.pieces import Vocabulary
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1 import scheduler_pb2_grpc as rpc
 
@@ -118,3 +122,42 @@ async def test_labels_are_in_the_log_of_the_call_alone(
     await stub.GenerateUnary(pb.GenerateUnaryRequest(request=request))
     [line] = [line for line in stack.scheduler.log.splitlines() if "search" in line]
     assert "\x1b" not in line
+
+
+async def test_the_sdk_collects_the_vocabulary_and_sends_the_new_options(
+    stub: rpc.SchedulerServiceAsyncStub, stack: Stack
+) -> None:
+    fingerprint, tokens = await vocabulary(stub)
+    assert fingerprint
+    async with paceline.aio.Client(stack.scheduler.address) as client:
+        assert await client.vocabulary() == tokens
+        bare = await client.tokenize("h", add_special_tokens=False)
+        assert bare == [0x68]
+        async with client.generate(
+            messages=[{"role": "user", "content": "h"}],
+            return_prompt_token_ids=True,
+            omit_opening=True,
+            labels={"team": "docs"},
+            max_tokens=1,
+        ) as stream:
+            async for _ in stream:
+                pass
+            assert stream.started is not None
+            prompt = bytes(id_ for id_ in stream.started.prompt_token_ids if id_ < 128).decode()
+    assert "assistant" not in prompt
+    with paceline.Client(stack.scheduler.address) as blocking:
+        assert blocking.vocabulary() == tokens
+        with pytest.raises(TypeError, match="labels must be a mapping of strings to strings"):
+            blocking.complete("x", labels={"team": 5})  # type: ignore[dict-item]
+
+
+def test_a_vocabulary_that_does_not_go_on_is_an_error_and_another_one_begins_anew() -> None:
+    pieces = Vocabulary()
+    pieces.add(pb.GetVocabularyResponse(fingerprint=b"a", tokens=[b"x", b"y"], next_id=2))
+    pieces.add(pb.GetVocabularyResponse(fingerprint=b"b", tokens=[b"z"], next_id=0))
+    assert (pieces.tokens, pieces.is_complete) == ([], False)
+    pieces.add(pb.GetVocabularyResponse(fingerprint=b"b", tokens=[b"z"], next_id=0))
+    assert (pieces.tokens, pieces.is_complete) == ([b"z"], True)
+    for next_id, some in ((7, [b"x"]), (1, [])):
+        with pytest.raises(InternalError):
+            Vocabulary().add(pb.GetVocabularyResponse(fingerprint=b"a", tokens=some, next_id=next_id))

@@ -9,6 +9,8 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Drafter, Speculation
 
 EVERYTHING: dict[str, Any] = {
+    "labels": {"team": "x"},
+    "return_prompt_token_ids": True,
     "temperature": 0.5,
     "top_k": 7,
     "top_p": 0.5,
@@ -34,8 +36,17 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-ON_REQUEST = {"n", "priority", "cache_salt", "request_id", "model", "prompt_logprobs"}
-CHAT_ONLY = {"template_arguments", "continue_final_message", "tools", "tool_choice"}
+ON_REQUEST = {
+    "n",
+    "priority",
+    "cache_salt",
+    "request_id",
+    "model",
+    "prompt_logprobs",
+    "labels",
+    "return_prompt_token_ids",
+}
+CHAT_ONLY = {"template_arguments", "continue_final_message", "omit_opening", "tools", "tool_choice"}
 
 
 def generate(prompt: str | None = "hi", **options: Any) -> pb.GenerateRequest:
