@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -45,6 +46,9 @@ class Log:
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 class Formatter(logging.Formatter):
     """Formats a record as one line of JSON, or as `10:02:11 INFO    event key=value`, then any traceback."""
 
@@ -68,7 +72,14 @@ class Formatter(logging.Formatter):
             return json.dumps(line | ({"exception": trace} if trace else {}), default=str)
         words = [f"{moment.astimezone():%H:%M:%S}", f"{record.levelname:7}", record.getMessage()]
         words += [f"{key}={value}" for key, value in fields.items()]
-        return " ".join(words) + (f"\n{trace}" if trace else "")
+        return _in_one_line(" ".join(words)) + (f"\n{trace}" if trace else "")
+
+
+def _in_one_line(text: str) -> str:
+    """The text with control characters shown: what a file or a peer says forges no line of the log, and
+    gives a terminal no orders.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def configure(format: LogFormat = "auto", level: LogLevel = "info") -> None:

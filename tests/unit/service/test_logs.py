@@ -1,4 +1,4 @@
-"""Which packages a service's log shows."""
+"""Which packages a service's log shows, and that its lines stay lines."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def test_every_package_that_runs_in_a_service_logs_at_the_level_asked_for_and_ot
     quiet = {name for name in PACKAGES if not logging.getLogger(f"{name}.x").isEnabledFor(logging.INFO)}
     assert quiet == {"pytest_paceline"}
     assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("foreign", ["a\n10:02:11 INFO    all is well", "\x1b]52;c;aGk=\x07", "\x9b2J", "\r"])
+def test_what_others_say_is_part_of_one_line_and_gives_no_orders(
+    foreign: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("console", "info")
+    logs.Log("service_kit.x").warning("chats are refused", why=foreign, model="m")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert line.endswith(" model=m")
