@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from service_kit.scrapes import ScrapePort
 
 from executor_service.adapters.store import AdapterStore
 from executor_service.contract.plan import StepResult
@@ -63,8 +64,7 @@ class Metrics:
         """
         loop = asyncio.get_running_loop()
         self._tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
-        server, _ = start_http_server(port, host, self.registry)
-        return int(server.server_port)
+        return ScrapePort(make_wsgi_app(self.registry)).open(host, port)
 
 
 class _RuntimeCollector(Collector):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from service_kit.scrapes import ScrapePort
 
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
@@ -162,5 +163,4 @@ class Telemetry(Collector):
         """Serve the metrics over HTTP in a thread; returns the port. Must be called on the event loop."""
         loop = asyncio.get_running_loop()
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
-        server, _ = start_http_server(port, host, registry=self.registry)
-        return server.server_port
+        return ScrapePort(make_wsgi_app(self.registry)).open(host, port)

@@ -13,8 +13,8 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from service_kit import sockets
@@ -28,6 +28,8 @@ LOOK_S = 0.03
 HURRY_S = 0.01
 CENSUS_S = 5.0
 """Between two looks at all connections while the memory is calm."""
+COUNT_S = 0.1
+"""Between two counts of the descriptors, which show that connections to small ports came."""
 RISE_BYTES = 32 << 20
 """Rise of the resident memory above its calm level at which strangers that send are looked for."""
 CALM_BYTES_PER_S = 8 << 20
@@ -86,6 +88,11 @@ class Connections:
         self._arrivals: dict[int, float] = {}  # when they began; list() of the values is one step for threads
         self._answered: set[str] = set()
         self._known_before: set[str] = set()  # of both kinds, at the last census
+        self._used: dict[str, float] = {}  # peer of a small port -> when its last request was complete
+        self._watchers: Counter[str] = Counter()  # peer of a small port -> its calls that last
+        self._seen: dict[str, float] = {}  # peer of a small port -> since when it is connected
+        self._descriptors = self._room = 0  # open at the last look at the small ports; further ones that fit
+        self._count_at = self._list_at = 0.0
         self._accused: set[str] = set()
         self._received: dict[str, int] = {}  # peer -> bytes at the last look
         self._suspects: dict[str, float] = {}  # peer -> since when it sends under pressure
@@ -103,7 +110,8 @@ class Connections:
         """Watch a port that takes `most` connections. Called in the event loop that admits its calls.
 
         `small`: no honest call there has more than a few bytes, so that who sends much while memory rises is
-        reset, admitted or not.
+        reset, admitted or not. Its server takes more than `most`: whoever is longest without a complete
+        request is reset for the newcomers.
         """
         self._ports[port] = most
         if small:
@@ -123,6 +131,19 @@ class Connections:
         """A stranger's health check is answered: its connection is of use, though not to be trusted."""
         if peer not in self._answered:
             self._answered.add(peer)
+
+    @contextmanager
+    def request(self, peer: str) -> Iterator[None]:
+        """A complete request came from this peer of a small port; its call lasts as long as the context."""
+        self._used[peer] = time.monotonic()
+        self._watchers[peer] += 1
+        try:
+            yield
+        finally:
+            self._used[peer] = time.monotonic()
+            self._watchers[peer] -= 1
+            if not self._watchers[peer]:
+                del self._watchers[peer]
 
     def accuse(self, peer: str) -> None:
         """This peer sent what no honest client can send; its connection is reset."""
@@ -144,6 +165,8 @@ class Connections:
         resident = self._source.resident_bytes()
         grown = CALM_BYTES_PER_S * (now - self._last) if self._last else resident
         self._calm, self._last = min(resident, self._calm + grown), now
+        if self._small and now >= self._count_at:
+            self._make_room(now)
         if self._accused:
             self._alarm_until = now + ALARM_S
         alarm = now < self._alarm_until
@@ -158,6 +181,34 @@ class Connections:
                 self._count(self._source.connections(self._ports), now)
         self._give_back(now)
         return HURRY_S if alarm or self._suspects else LOOK_S
+
+    def _make_room(self, now: float) -> None:
+        """At small ports with too many connections, reset those that are longest without a complete request.
+
+        Those with an open call come last. Connections are listed if there may be more than fit, and every
+        CENSUS_S.
+        """
+        self._count_at = now + COUNT_S
+        descriptors = self._source.descriptors()
+        if descriptors <= self._descriptors + self._room and now < self._list_at:
+            self._descriptors = min(descriptors, self._descriptors)
+            return
+        self._list_at = now + CENSUS_S
+        found = [one for one in self._source.connections(self._ports) if one.port in self._small]
+        self._seen = {one.peer: self._seen.get(one.peer, now) for one in found}
+        for peer in self._used.keys() - self._seen.keys():
+            self._used.pop(peer, None)
+        rooms, surplus = [], []
+        for port in self._small:
+            held = [one for one in found if one.port == port]
+            rooms.append(max(0, self._ports[port] - len(held)))
+            held.sort(key=self._last_use)
+            surplus += held[: max(0, len(held) - self._ports[port])]
+        self._descriptors, self._room = descriptors - len(surplus), min(rooms)
+        self._reset(surplus, now, "a port has too many connections: the longest without a call are closed")
+
+    def _last_use(self, one: Connection) -> tuple[bool, float]:
+        return one.peer in self._watchers, self._used.get(one.peer, self._seen[one.peer])
 
     def _relieve(self, found: list[Connection], now: float, *, alarm: bool) -> bool:
         """Reset strangers that send. Returns False if there is none."""

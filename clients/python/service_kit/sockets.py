@@ -38,6 +38,11 @@ class Connection:
     received: int  # bytes, whether gRPC has read them or not
 
 
+def descriptors() -> int:
+    """How many descriptors this process has open: sockets, files and others."""
+    return len(os.listdir(_DESCRIPTORS))
+
+
 def connections(ports: Collection[int]) -> list[Connection]:
     """The connections to these ports now."""
     found = []

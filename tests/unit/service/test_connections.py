@@ -9,7 +9,16 @@ from collections.abc import Collection
 
 import pytest
 from service_kit import sockets
-from service_kit.connections import ALARM_S, CENSUS_S, RISE_BYTES, SENT_BYTES, SUSPECT_S, TRIMS_S, Connections
+from service_kit.connections import (
+    ALARM_S,
+    CENSUS_S,
+    COUNT_S,
+    RISE_BYTES,
+    SENT_BYTES,
+    SUSPECT_S,
+    TRIMS_S,
+    Connections,
+)
 from service_kit.sockets import Connection
 
 PORT = 50051
@@ -38,6 +47,9 @@ class Source:
     def connections(self, ports: Collection[int]) -> list[Connection]:
         assert PORT in ports
         return [Connection(9, PORT, peer, count) for peer, count in self.received.items()]
+
+    def descriptors(self) -> int:
+        return 20 + len(self.received)
 
     def reset(self, one: Connection) -> bool:
         self.reset_peers.append(one.peer)
@@ -172,6 +184,30 @@ async def test_a_port_that_is_nearly_full_gets_rid_of_connections_without_a_call
     assert watched.source.reset_peers == []  # they may have just come
     watched.look(CENSUS_S)
     assert watched.source.reset_peers == ["0", "1", "2", "4", "6"]
+
+
+async def test_at_a_small_port_the_longest_without_a_request_makes_room_for_newcomers(
+    watched: Watched,
+) -> None:
+    watched.connections.watch(PORT, 3, small=True)
+    watched.source.received = {"watches": 0, "idle": 0}
+    open_call = watched.connections.request("watches")
+    open_call.__enter__()
+    watched.look(COUNT_S)
+    watched.source.received |= {"asks": 0}
+    watched.look(COUNT_S)
+    assert watched.source.reset_peers == []
+    watched.source.received |= {"newcomer": 0, "last": 0}
+    with watched.connections.request("asks"):
+        pass
+    watched.connections._used["asks"] = watched.now  # by the test's clock
+    watched.look(COUNT_S)
+    assert watched.source.reset_peers == ["idle", "asks"]
+    open_call.__exit__(None, None, None)
+    watched.source.received |= {f"{i}": 0 for i in range(3)}
+    watched.connections._used["watches"] = watched.now - 9
+    watched.look(COUNT_S)
+    assert set(watched.source.received) == {"0", "1", "2"}
 
 
 async def test_memory_is_given_back_after_a_reset(watched: Watched) -> None:
