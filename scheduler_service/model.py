@@ -136,6 +136,15 @@ class ServedModel:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
     card: ModelCard = NO_CARD
 
+    @property
+    def restricts_calls(self) -> bool:
+        """Whether a request may say which calls are in an answer that may be text, too."""
+        return (
+            self.max_grammar_bytes > 0
+            and self.tool_format is not None
+            and self.tool_format.answer is not None
+        )
+
 
 ADAPTER_NAME_RULE = "1 to 128 letters, digits, '.', '-' and '_', of which the first is a letter or digit"
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

@@ -10,6 +10,8 @@ from scheduler_service.chat.json_scanner import WHITE_SPACE, JsonScanner
 
 _TEXTS = frozenset({"name", "type", "id"})
 _ARGUMENTS = frozenset({"arguments", "parameters"})
+KEYS = _TEXTS | _ARGUMENTS
+"""Keys of a call."""
 
 
 class CallObject:

@@ -21,6 +21,7 @@ from scheduler_service.chat.call_grammar import (
     pythonic_calls,
 )
 from scheduler_service.chat.events import CallParser
+from scheduler_service.chat.free_grammar import hermes_answer, llama_json_answer
 from scheduler_service.chat.hermes import HermesParser
 from scheduler_service.chat.llama_json import LlamaJsonParser
 from scheduler_service.chat.pythonic import PythonicParser
@@ -39,6 +40,8 @@ class ToolFormat:
     """A parser of one completion's text, for tools of these names."""
     rules: Callable[[Sequence[OfferedTool]], LarkRules]
     """The grammar's rules of a call of one of these tools. Raises ToolGrammarError."""
+    answer: Callable[[Sequence[OfferedTool], int], str] | None = None
+    """A Lark grammar of text and at most so many calls of these tools (0: any number), if there is one."""
     markers: Mapping[int, str] = field(default_factory=dict)
     """Token ids that are the format's markers, with their texts."""
     around: tuple[str, str] = ("", "")
@@ -46,9 +49,15 @@ class ToolFormat:
     between: str | None = None
     """Text between two calls; None: the model's template knows one call at a time."""
 
-    def grammar(self, tools: Sequence[OfferedTool], *, single: bool) -> str:
-        """A Lark grammar of calls of these tools; `single`: of exactly one. Raises ToolGrammarError."""
-        several = "call" if single or self.between is None else f"call ({json.dumps(self.between)} call)*"
+    def grammar(self, tools: Sequence[OfferedTool], max_calls: int = 0) -> str:
+        """A Lark grammar of calls of these tools, at least one and at most `max_calls` (0: any number).
+
+        Raises ToolGrammarError.
+        """
+        several = "call"
+        if self.between is not None and max_calls != 1:
+            times = f"{{0,{max_calls - 1}}}" if max_calls else "*"
+            several = f"call ({json.dumps(self.between)} call){times}"
         before, behind = (json.dumps(text) if text else "" for text in self.around)
         return as_lark(f"{before} {several} {behind}".strip(), self.rules(tools))
 
@@ -60,6 +69,7 @@ def _hermes(added: Mapping[str, int]) -> ToolFormat:
         "hermes",
         partial(HermesParser, by_id=ids is not None),
         partial(hermes_calls, ids),
+        partial(hermes_answer, ids),
         dict(zip(ids, (hermes.BEGIN, hermes.END), strict=True)) if ids is not None else {},
         between="\n",
     )
@@ -71,6 +81,7 @@ def _llama_json(added: Mapping[str, int]) -> ToolFormat:
         "llama3-json",
         partial(LlamaJsonParser, by_id=tag is not None),
         llama_json_calls,
+        partial(llama_json_answer, tag),
         {} if tag is None else {tag: llama_json.TAG},
     )
 

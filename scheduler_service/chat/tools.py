@@ -1,13 +1,14 @@
-"""Tools that the model may call: `SentTool` as a request has it, `OfferedTool` with its schema."""
+"""Tools of a request: `SentTool` as they came, `OfferedTool` with its schema; `CallRules` of the output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler_service.chat.json_object import parse_object
 
+_ANY_OBJECT = '{"type": "object"}'
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -24,6 +25,31 @@ class SentTool(NamedTuple):
         if parameters.get("type", "object") != "object":
             raise ValueError("must be the JSON schema of an object")
         return OfferedTool(self.name, self.description, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Which calls an output may have. Tools are indices into those of the request."""
+
+    tools: tuple[int, ...]
+    """Those that may be called; not empty."""
+    demanded: bool
+    """The output is calls, at least one; else it is text, with or without calls in it."""
+    max_calls: int = 0
+    """0: any number."""
+    strict: frozenset[int] = frozenset()
+    """Tools whose arguments match their schemas, where calls are not demanded (then all do)."""
+
+    def bound(self, tools: Sequence[SentTool]) -> list[tuple[int, SentTool]]:
+        """Those of the request's `tools` that may be called, with their indices.
+
+        One whose arguments may be any object has that as its schema.
+        """
+        matching = frozenset(self.tools) if self.demanded else self.strict
+        return [
+            (index, tools[index] if index in matching else tools[index]._replace(parameters=_ANY_OBJECT))
+            for index in self.tools
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from service_kit.credentials import Credentials
 from service_kit.identity import Identity
 
+from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served, unsupported
 from scheduler_service.link.pool import Served
@@ -42,7 +43,7 @@ from scheduler_service.rpc.codec.responses import (
     vocabulary_part,
 )
 from scheduler_service.rpc.codec.score import ScoreTask
-from scheduler_service.rpc.codec.tools import grammar_of_demand, required_format
+from scheduler_service.rpc.codec.tools import grammar_of_calls, required_format
 from scheduler_service.rpc.deadlines import deadline_of
 from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.evaluations import Evaluations
@@ -283,8 +284,9 @@ class SchedulerServicer(SchedulerServiceServicer):
             check_priority(checked.priority, caller)
             min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
             self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
-            if isinstance(checked.prompt, ChatPrompt) and checked.prompt.demanded:
-                checked = checked.with_grammar(await _grammar_of_demand(checked.prompt, served, caller))
+            if isinstance(checked.prompt, ChatPrompt) and (rules := checked.prompt.calls) is not None:
+                of_calls = await _grammar_of_calls(rules, checked.prompt.tools, served, caller)
+                checked = checked.with_grammar(of_calls)
             if (grammar := checked.sampling.grammar) is not None:
                 field = checked.grammar_field
                 warnings = await self._service.grammars.check(grammar, caller, deadline, field)
@@ -318,19 +320,22 @@ class SchedulerServicer(SchedulerServiceServicer):
 _REFUSALS = (ErrorReason.QUEUE_FULL, ErrorReason.QUOTA, ErrorReason.TOO_LATE)
 
 
-async def _grammar_of_demand(prompt: ChatPrompt, served: Served, caller: Identity) -> OutputGrammar:
-    """The grammar of the calls that the output must be. Raises ServiceError."""
+async def _grammar_of_calls(
+    rules: CallRules, tools: Sequence[SentTool], served: Served, caller: Identity
+) -> OutputGrammar:
+    """The grammar of an output with calls as the rules say. Raises ServiceError."""
     style = required_format("messages.tools", served.model)
     if served.text is None:
         raise invalid("messages", "the model has no tokenizer: send token_ids")
     with text_errors("messages.tools"):
         text = await served.text.grammar_of_calls(
-            [(index, prompt.tools[index]) for index in prompt.demanded],
+            rules.bound(tools),
             style.name,
-            single=prompt.single_call,
+            demanded=rules.demanded,
+            max_calls=rules.max_calls,
             caller=caller.name,
         )
-    return grammar_of_demand(text, served.model)
+    return grammar_of_calls(text, served.model)
 
 
 async def _in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

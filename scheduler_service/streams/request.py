@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from service_kit.identity import Identity
 
-from scheduler_service.chat.tools import SentTool
+from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import DraftingWish, OutputGrammar, Request, SamplingSettings
 from scheduler_service.model import ServedAdapter
 from scheduler_service.streams.continuation import Continuation
@@ -37,8 +37,7 @@ class ChatPrompt:
     continues: bool = False  # the completion continues the last message, instead of beginning a new one
     opens: bool = True  # the prompt ends with the opening of an answer, unless it continues one
     tools: tuple[SentTool, ...] = ()  # that the model may call
-    demanded: tuple[int, ...] = ()  # indices of tools: the output must be calls of these, if there are any
-    single_call: bool = False  # exactly one call is demanded
+    calls: CallRules | None = None  # None: the output may have any calls, or none
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
@@ -81,8 +80,8 @@ class CheckedRequest:
     @property
     def grammar_field(self) -> str:
         """The field of the request that its grammar is, or was made of."""
-        is_demand = isinstance(self.prompt, ChatPrompt) and self.prompt.demanded
-        return "messages.tools" if is_demand else "grammar"
+        is_of_calls = isinstance(self.prompt, ChatPrompt) and self.prompt.calls is not None
+        return "messages.tools" if is_of_calls else "grammar"
 
     @property
     def terminators(self) -> frozenset[int]:

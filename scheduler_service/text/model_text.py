@@ -152,14 +152,21 @@ class ModelText:
             raise PromptError("the model has no chat template", field)
 
     async def grammar_of_calls(
-        self, tools: Sequence[tuple[int, SentTool]], style: str, *, single: bool, caller: str = ""
+        self,
+        tools: Sequence[tuple[int, SentTool]],
+        style: str,
+        *,
+        demanded: bool,
+        max_calls: int = 0,
+        caller: str = "",
     ) -> str:
-        """A Lark grammar of calls of these tools, each with its index in the request.
+        """A Lark grammar of an output with calls of these tools, each with its index in the request.
 
-        `style`: the name of the format; `single`: of exactly one call. `caller` and errors are those of
-        `encode_text`; PromptError if the tools can't be demanded.
+        `style`: the name of the format, which has a grammar of text and calls if they are not `demanded`;
+        `max_calls`: 0: any number. `caller` and errors are those of `encode_text`; PromptError if there is no
+        grammar of the tools.
         """
-        header = {"op": "calls", "style": style, "single": single}
+        header = {"op": "calls", "style": style, "demanded": demanded, "max_calls": max_calls}
         return (
             await self._pool.submit(header, json.dumps(tools, ensure_ascii=False).encode(), caller)
         ).decode()

@@ -15,10 +15,10 @@ from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.tools import (
     call_bytes,
+    call_rules,
     check_call_id,
     check_calls,
     check_tools,
-    demanded_tools,
     tool_bytes,
 )
 from scheduler_service.streams.request import ChatPrompt
@@ -58,15 +58,13 @@ def check_chat(chat: pb.Messages, model: ServedModel) -> ChatPrompt:
         raise invalid("messages.continue_final_message", "the last message has no content to go on")
     if chat.continue_final_message and chat.omit_opening:
         raise invalid("messages.omit_opening", "not with continue_final_message, which has no opening")
-    demanded = demanded_tools(chat.tool_choice, tools)
     return ChatPrompt(
         messages,
         arguments,
         continues=chat.continue_final_message,
         opens=not chat.omit_opening,
         tools=tools,
-        demanded=demanded,
-        single_call=bool(chat.tool_choice.name),
+        calls=call_rules(chat, tools),
     )
 
 

@@ -26,7 +26,7 @@ from scheduler_service.rpc.codec.chat import check_chat
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.continuation import check_continuation
 from scheduler_service.rpc.codec.grammar import check_grammar
-from scheduler_service.rpc.codec.tools import check_demand
+from scheduler_service.rpc.codec.tools import check_restricted
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.request import (
     CheckedRequest,
@@ -74,7 +74,7 @@ def check_request(
 ) -> CheckedRequest:
     """The checked request. A missing request_id and a missing seed are drawn at random.
 
-    It has no grammar of demanded calls yet. Raises ServiceError.
+    It has no grammar of its calls yet. Raises ServiceError.
     """
     _refuse_unsupported(message)
     adapter = find_adapter(message.model, model, adapters)
@@ -86,7 +86,7 @@ def check_request(
     check_range("n", message.n, 0, limits.max_n)
     salt = check_salt(message.cache_salt)
     prompt = check_prompt(message, model)
-    check_demand(message, prompt, model)
+    check_restricted(message, prompt, model)
     return CheckedRequest(
         id=check_request_id(message.request_id),
         prompt=prompt,

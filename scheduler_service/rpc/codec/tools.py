@@ -1,4 +1,4 @@
-"""Checks the tools of a chat, the calls in it, and what the request demands to be called."""
+"""Checks the tools of a chat, the calls in it, and which calls the output may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.chat.formats import ToolFormat
-from scheduler_service.chat.tools import SentTool
+from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import ServedModel
@@ -16,6 +16,8 @@ from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.streams.request import ChatPrompt, Prompt
 
 MAX_TOOLS = 128
+MAX_CALLS = 128
+"""The most that ToolChoice.max_calls may say."""
 MAX_CALL_ID_BYTES = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MODES = frozenset(pb.ToolChoiceMode.values())
@@ -50,9 +52,9 @@ def check_tools(chat: pb.Messages, model: ServedModel) -> tuple[SentTool, ...]:
             raise invalid(f"{field}.name", f"{tool.name} is there twice")
         names.add(tool.name)
         if tool.strict:
-            raise unsupported(f"{field}.strict")
+            _check_restricts(f"{field}.strict", model)
         tools.append(SentTool(tool.name, tool.description, tool.parameters))
-    _check_choice(chat.tool_choice, names)
+    _check_choice(chat.tool_choice, names, model)
     return () if chat.tool_choice.mode == pb.TOOL_CHOICE_MODE_NONE else tuple(tools)
 
 
@@ -62,12 +64,25 @@ def tool_bytes(chat: pb.Messages) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-def _check_choice(choice: pb.ToolChoice, names: set[str]) -> None:
+def _check_restricts(field: str, model: ServedModel) -> None:
+    """Raises ServiceError unless requests may restrict calls."""
+    if not model.max_grammar_bytes:
+        raise unsupported(field, "the executor has no grammars, which restricted calls need")
+    if not model.restricts_calls:
+        name = required_format(field, model).name
+        raise unsupported(field, f"there is no grammar of text with calls in the model's format, {name}")
+
+
+def _check_choice(choice: pb.ToolChoice, names: set[str], model: ServedModel) -> None:
     if choice.mode not in _MODES:
         raise invalid("messages.tool_choice.mode", f"unknown mode {choice.mode}")
     for field in ("max_calls", "names"):
         if getattr(choice, field):
-            raise unsupported(f"messages.tool_choice.{field}")
+            _check_restricts(f"messages.tool_choice.{field}", model)
+            if choice.mode == pb.TOOL_CHOICE_MODE_NONE:
+                raise invalid(f"messages.tool_choice.{field}", "not with TOOL_CHOICE_MODE_NONE")
+    check_size("messages.tool_choice.max_calls", choice.max_calls, MAX_CALLS, "calls")
+    _check_names(choice, names)
     required = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
     if required and not names:
         raise invalid("messages.tool_choice.mode", "REQUIRED without tools")
@@ -77,29 +92,47 @@ def _check_choice(choice: pb.ToolChoice, names: set[str]) -> None:
         raise invalid("messages.tool_choice.name", f"{choice.name[:64]!r} is none of the tools")
 
 
-def demanded_tools(choice: pb.ToolChoice, tools: Sequence[SentTool]) -> tuple[int, ...]:
-    """Indices of the tools of which the output must be calls; empty: it need not be calls."""
-    if choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
-        return ()
-    return tuple(index for index, tool in enumerate(tools) if choice.name in ("", tool.name))
+def _check_names(choice: pb.ToolChoice, names: set[str]) -> None:
+    if choice.names and choice.name:
+        raise invalid("messages.tool_choice.names", "not with a name")
+    seen: set[str] = set()
+    for index, name in enumerate(choice.names):
+        if name in seen or name not in names:
+            why = "is there twice" if name in seen else "is none of the tools"
+            raise invalid(f"messages.tool_choice.names[{index}]", f"{name[:64]!r} {why}")
+        seen.add(name)
 
 
-def check_demand(message: pb.GenerateRequest, prompt: Prompt, model: ServedModel) -> None:
-    """Raises ServiceError if tools, or demanded calls, don't fit what the request has beside them."""
+def call_rules(chat: pb.Messages, tools: Sequence[SentTool]) -> CallRules | None:
+    """Which calls of these tools the output may have; None: any, or none."""
+    choice = chat.tool_choice
+    wanted = {choice.name} if choice.name else set(choice.names)
+    indices = tuple(index for index, tool in enumerate(tools) if not wanted or tool.name in wanted)
+    strict = frozenset(index for index in indices if chat.tools[index].strict)
+    demanded = choice.mode == pb.TOOL_CHOICE_MODE_REQUIRED
+    if not indices or not (demanded or strict or choice.max_calls or choice.names):
+        return None
+    return CallRules(indices, demanded, 1 if choice.name else choice.max_calls, strict)
+
+
+def check_restricted(message: pb.GenerateRequest, prompt: Prompt, model: ServedModel) -> None:
+    """Raises ServiceError if tools, or restricted calls, don't fit what the request has beside them."""
     if not isinstance(prompt, ChatPrompt) or not prompt.tools:
         return
     if message.HasField("grammar"):
         raise invalid("grammar", "not with tools that may be called; set tool_choice to NONE")
-    if not prompt.demanded:
+    if prompt.calls is None:
         return
     if not model.max_grammar_bytes:
         raise unsupported("messages.tool_choice", "the executor has no grammars, which demanded calls need")
     if message.stop.ignore_eos:
-        raise invalid("stop.ignore_eos", "not with demanded calls: the output ends behind them")
+        raise invalid(
+            "stop.ignore_eos", "not with restricted calls: the output ends where their grammar does"
+        )
 
 
-def grammar_of_demand(text: str, model: ServedModel) -> OutputGrammar:
-    """The grammar that was made of demanded calls. Raises ServiceError if it is too large."""
+def grammar_of_calls(text: str, model: ServedModel) -> OutputGrammar:
+    """The grammar that was made of a request's calls. Raises ServiceError if it is too large."""
     check_size("messages.tools", len(text.encode()), model.max_grammar_bytes, "bytes as a grammar")
     return OutputGrammar("lark", text)
 

@@ -142,7 +142,10 @@ class Worker:
                     return {}, _packed(encoder.encode_text(payload.decode(), begins=job["begins"]))
                 case "calls":
                     added = encoder.added_tokens(MARKERS)
-                    return {}, grammar_of_calls(payload, job["style"], added, single=job["single"]).encode()
+                    grammar = grammar_of_calls(
+                        payload, job["style"], added, demanded=job["demanded"], max_calls=job["max_calls"]
+                    )
+                    return {}, grammar.encode()
                 case "items":
                     counts, ids = item_ids(encoder, payload, job["max_bytes"])
                     return {}, pack_ints(counts) + _packed(ids)

@@ -1,4 +1,4 @@
-"""JSON that clients wrote, parsed here: a chat with its tools and calls, and the grammar of demanded calls.
+"""JSON that clients wrote, parsed here: a chat with its tools and calls, and the grammar of its output.
 
 A megabyte of small values takes a tenth of a second, which the scheduler's event loop does not have.
 """
@@ -56,15 +56,22 @@ def parsed_chat(sent: dict[str, Any]) -> Chat:
     return Chat(sent["messages"], sent["arguments"], tools, sent["continues"], sent["opens"], unparsed)
 
 
-def grammar_of_calls(payload: bytes, style: str, added: Mapping[str, int], *, single: bool) -> str:
+def grammar_of_calls(
+    payload: bytes, style: str, added: Mapping[str, int], *, demanded: bool, max_calls: int
+) -> str:
     """A Lark grammar of calls of the tools in the payload of a job, each with its index in the request.
 
-    `style`: the format's name; `added`: the ids of its markers. Raises SentJsonError.
+    `style`: the format's name; `added`: the ids of its markers. If the calls are not `demanded`, it is a
+    grammar of text too. Raises SentJsonError.
     """
     numbered = [(index, SentTool(*tool)) for index, tool in json.loads(payload)]
     tools = [_parsed(index, tool) for index, tool in numbered]
+    written = FORMATS[style](added)
     try:
-        return FORMATS[style](added).grammar(tools, single=single)
+        if demanded:
+            return written.grammar(tools, max_calls)
+        assert written.answer is not None
+        return written.answer(tools, max_calls)
     except ToolGrammarError as error:
         raise SentJsonError(str(error), _parameters(numbered[error.index][0])) from error
 

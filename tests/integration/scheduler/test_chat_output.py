@@ -24,7 +24,7 @@ from tests.unit.scheduler_shell.tool_styles import QWEN
 
 MARKERS = {0xF5: "<think>", 0xF6: "</think>", 0xF7: "<tool_call>", 0xF8: "</tool_call>"}
 """In the place of bytes that no text has."""
-THINK_END = 0xF6
+THINK_END, CALL = 0xF6, 0xF7
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 2]}},
@@ -104,7 +104,8 @@ async def generate(stub: rpc.SchedulerServiceAsyncStub, message: pb.GenerateRequ
 async def test_the_model_says_what_it_can(stub: rpc.SchedulerServiceAsyncStub) -> None:
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.tool_format, info.limits.max_tools) == ("hermes", 128)
-    assert {pb.CAPABILITY_TOOLS, pb.CAPABILITY_REASONING} <= set(info.capabilities)
+    has = {pb.CAPABILITY_TOOLS, pb.CAPABILITY_STRICT_TOOLS, pb.CAPABILITY_REASONING}
+    assert has <= set(info.capabilities)
 
 
 async def test_demanded_calls_come_behind_the_reasoning_and_match_their_schemas(
@@ -128,6 +129,42 @@ async def test_demanded_calls_come_behind_the_reasoning_and_match_their_schemas(
     assert len(without.tool_calls) == 1
 
 
+def free(*, thinks: bool = False, **choice: Any) -> pb.GenerateRequest:
+    """A request whose model may write text, and wants to make calls."""
+    message = request(request_id="free", thinks=thinks)
+    message.messages.tool_choice.CopyFrom(pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_AUTO, **choice))
+    message.messages.tools[0].strict = True
+    message.sampling.logit_bias.update({CALL: 6.0, THINK_END: 6.0})
+    message.stop.max_tokens = 200
+    return message
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_calls_of_a_free_model_are_those_that_the_request_allows(
+    stub: rpc.SchedulerServiceAsyncStub, thinks: bool
+) -> None:
+    message = free(thinks=thinks, max_calls=2, names=["weather"])
+    got = (await generate(stub, message)).one
+    assert bool(got.reasoning) == thinks
+    assert len(got.tool_calls) == 2
+    assert got.text
+    for call in got.tool_calls:
+        assert call.name == "weather"
+        arguments = json.loads(call.arguments)
+        assert arguments.keys() == {"city", "days"}
+        assert len(arguments["city"]) <= 6
+        assert arguments["days"] in (1, 2)
+
+
+async def test_drafts_of_what_a_call_forces_change_no_token(stub: rpc.SchedulerServiceAsyncStub) -> None:
+    without = free(max_calls=1)
+    without.speculation.mode = pb.SPECULATION_MODE_OFF
+    drafted, plain = (await generate(stub, free(max_calls=1))).one, (await generate(stub, without)).one
+    assert drafted.tool_calls
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.finished.usage.grammar_accepted_tokens > 0
+
+
 async def test_several_completions_and_unary_answers_have_the_same_calls(
     stub: rpc.SchedulerServiceAsyncStub,
 ) -> None:
@@ -143,10 +180,10 @@ async def test_several_completions_and_unary_answers_have_the_same_calls(
     assert len({call.id for completion in answer.completions for call in completion.tool_calls}) >= 2
 
 
+@pytest.mark.parametrize("message", [request("weather", request_id="resumed"), free(max_calls=1)])
 async def test_a_stream_is_resumed_behind_any_token_with_exactly_the_rest(
-    stub: rpc.SchedulerServiceAsyncStub,
+    stub: rpc.SchedulerServiceAsyncStub, message: pb.GenerateRequest
 ) -> None:
-    message = request("weather", request_id="resumed", sampling=request().sampling)
     whole = await generate(stub, message)
     received = Joined()
     cuts: list[tuple[pb.ContinuedCompletion, Joined]] = []

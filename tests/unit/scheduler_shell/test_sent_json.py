@@ -48,7 +48,7 @@ def test_a_tools_parameters_must_be_json_that_can_be_used(text: str) -> None:
     with pytest.raises(SentJsonError) as shown:
         chat(tools=tools)
     with pytest.raises(SentJsonError) as demanded:
-        grammar_of_calls(json.dumps(numbered).encode(), "hermes", {}, single=False)
+        grammar_of_calls(json.dumps(numbered).encode(), "hermes", {}, demanded=True, max_calls=0)
     for caught in (shown, demanded):
         assert caught.value.field == "messages.tools[1].parameters"
         assert len(str(caught.value)) < 300
@@ -87,8 +87,10 @@ def test_an_object_within_the_depth_is_parsed_and_brackets_in_strings_do_not_cou
     assert parse_object(json.dumps({"a": "[" * 100 + '\\"{'})) == {"a": "[" * 100 + '\\"{'}
 
 
-def demand(style: str, *tools: tuple[int, tuple[str, str, str]], single: bool = False) -> str:
-    return grammar_of_calls(json.dumps(tools).encode(), style, {}, single=single)
+def demand(
+    style: str, *tools: tuple[int, tuple[str, str, str]], demanded: bool = True, max_calls: int = 0
+) -> str:
+    return grammar_of_calls(json.dumps(tools).encode(), style, {}, demanded=demanded, max_calls=max_calls)
 
 
 F, G = (0, ("f", "", "")), (1, ("g-1", "", ""))
@@ -96,9 +98,16 @@ F, G = (0, ("f", "", "")), (1, ("g-1", "", ""))
 
 def test_the_grammar_of_demanded_calls_is_of_one_call_or_several() -> None:
     assert r"\"name\": \"f\"" in demand("hermes", F, G)
-    assert r"\"name\": \"f\"" not in demand("hermes", G, single=True)
+    assert r"\"name\": \"f\"" not in demand("hermes", G, max_calls=1)
     assert "call (" in demand("hermes", F, G)
-    assert "call (" not in demand("hermes", F, G, single=True)
+    assert "call (" not in demand("hermes", F, G, max_calls=1)
+
+
+def test_the_grammar_of_calls_that_are_not_demanded_is_of_text_too() -> None:
+    free = demand("hermes", F, G, demanded=False, max_calls=2)
+    assert "TEXT" in free
+    assert "{0,2}" in free
+    assert "TEXT" not in demand("hermes", F, G, max_calls=2)
 
 
 def test_what_a_format_can_not_demand_names_the_tool_by_its_index_in_the_request() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.chat.tools import SentTool
+from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.events import Failed, Failure, Tokens
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.errors import ErrorReason
@@ -237,7 +237,11 @@ async def test_a_stream_begins_with_what_is_needed_to_continue_it() -> None:
         (TokenPrompt(array("I", [1, 2])), "grammar"),
         (ChatPrompt(({"role": "user", "content": "x"},), tools=(SentTool("f", "", ""),)), "grammar"),
         (
-            ChatPrompt(({"role": "user", "content": "x"},), tools=(SentTool("f", "", ""),), demanded=(0,)),
+            ChatPrompt(
+                ({"role": "user", "content": "x"},),
+                tools=(SentTool("f", "", ""),),
+                calls=CallRules((0,), True),
+            ),
             "messages.tools",
         ),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -102,27 +103,36 @@ def matches_its_schema(tool: str, arguments: dict[str, Any]) -> bool:
     )
 
 
+def end_of(name: str) -> int:
+    """The token that ends a turn."""
+    tokenizer = TOOL_STYLES[name].tokenizer()
+    found = tokenizer.token_to_id("<|im_end|>") or tokenizer.token_to_id("<|eot_id|>")
+    assert found is not None
+    return found
+
+
 @functools.cache
 def engine(name: str) -> GrammarEngine:
     tokenizer = TOOL_STYLES[name].tokenizer()
     size = tokenizer.get_vocab_size()
-    return GrammarEngine(tokenizer.to_str().encode(), size, (size - 1,), 1_000_000, 50_000)
+    return GrammarEngine(tokenizer.to_str().encode(), size, (end_of(name),), 1_000_000, 50_000)
 
 
 def walk(name: str, grammar: str, seed: int) -> list[int]:
     """The ids of a random text of a grammar, without the end."""
-    rng, size = random.Random(seed), TOOL_STYLES[name].tokenizer().get_vocab_size()
+    rng, size, end = random.Random(seed), TOOL_STYLES[name].tokenizer().get_vocab_size(), end_of(name)
     matcher, ids = engine(name).compile(GrammarSource("lark", grammar)).matcher(), list[int]()
     while True:
         allowed = np.flatnonzero(allowed_tokens(matcher.mask(), size)).tolist()
-        if size - 1 in allowed and (len(allowed) == 1 or rng.random() < 0.7):
+        if end in allowed and (len(allowed) == 1 or rng.random() < 0.7):
             return ids
-        ids.append(rng.choice([token for token in allowed if token != size - 1]))
+        ids.append(rng.choice([token for token in allowed if token != end]))
         assert matcher.consume(np.array(ids[-1:], np.int32)) == 1
 
 
-def parsed(name: str, style: ToolFormat, ids: list[int]) -> list[Event]:
-    tokenizer, parser = TOOL_STYLES[name].tokenizer(), style.parser({tool.name for tool in TOOLS})
+def parsed(name: str, style: ToolFormat, ids: list[int], tools: Iterable[str]) -> list[Event]:
+    """What the parser finds, for tools of these names."""
+    tokenizer, parser = TOOL_STYLES[name].tokenizer(), style.parser(frozenset(tools))
     events: list[Event] = []
     run: list[int] = []
     for id_ in ids:
@@ -138,10 +148,10 @@ def parsed(name: str, style: ToolFormat, ids: list[int]) -> list[Event]:
 @pytest.mark.parametrize("single", [True, False])
 def test_whatever_its_grammar_allows_is_calls_that_match_the_schemas(name: str, single: bool) -> None:
     style = format_named(TOOL_STYLES[name])
-    grammar = style.grammar(TOOLS, single=single)
+    grammar = style.grammar(TOOLS, int(single))
     several = 0
     for seed in range(6):
-        events = parsed(name, style, walk(name, grammar, seed))
+        events = parsed(name, style, walk(name, grammar, seed), (tool.name for tool in TOOLS))
         assert {type(event) for event in events} <= {CallBegins, Arguments}
         found = calls_of(events)
         assert found
@@ -167,7 +177,7 @@ def test_remarks_of_a_schema_are_no_part_of_the_grammar_and_everything_else_is()
         "title": 1,
         "description": "left out",
     }
-    grammar = format_named(TOOL_STYLES["Qwen3"]).grammar((OfferedTool("f", "", parameters),), single=True)
+    grammar = format_named(TOOL_STYLES["Qwen3"]).grammar((OfferedTool("f", "", parameters),), 1)
     assert grammar.count("kept") == 3
     assert "left out" not in grammar
     assert grammar.count('"description"') == 2
@@ -186,7 +196,7 @@ def test_demanded_arguments_have_no_properties_that_the_schema_does_not_name_unl
     ]
     style = format_named(TOOL_STYLES["Qwen3"])
     for parameters, closed in cases:
-        grammar = style.grammar((OfferedTool("f", "", parameters),), single=True)
+        grammar = style.grammar((OfferedTool("f", "", parameters),), 1)
         assert grammar.count('"additionalProperties":false') == closed, parameters
         engine("Qwen3").compile(GrammarSource("lark", grammar))
 
@@ -200,5 +210,5 @@ def test_what_keyword_arguments_can_not_promise_is_told() -> None:
         ({"properties": []}, "must be an object"),
     ):
         with pytest.raises(ToolGrammarError, match=problem) as caught:
-            style.grammar((TOOLS[1], OfferedTool("f", "", parameters)), single=True)
+            style.grammar((TOOLS[1], OfferedTool("f", "", parameters)), 1)
         assert caught.value.index == 1

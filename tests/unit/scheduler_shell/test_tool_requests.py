@@ -10,18 +10,20 @@ import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.chat.formats import FORMATS
+from scheduler_service.chat.tools import CallRules
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc.codec.requests import check_request
-from scheduler_service.rpc.codec.tools import grammar_of_demand
+from scheduler_service.rpc.codec.tools import grammar_of_calls
 from scheduler_service.streams.request import ChatPrompt, CheckedRequest
 from tests.unit.scheduler_shell.bad_ends import raises
 from tests.unit.scheduler_shell.models_made_here import DRAFTING
 from tests.unit.scheduler_shell.models_made_here import MODEL as PLAIN
 
 HERMES = replace(PLAIN, tool_format=FORMATS["hermes"]({}), max_grammar_bytes=2000)
-REQUIRED = pb.TOOL_CHOICE_MODE_REQUIRED
+REQUIRED, NO_CALLS = pb.TOOL_CHOICE_MODE_REQUIRED, pb.TOOL_CHOICE_MODE_NONE
 F, G = pb.Tool(name="f", parameters='{"type": "object"}'), pb.Tool(name="g-1", description="x")
+STRICT = pb.Tool(name="h", strict=True)
 
 
 def asks(
@@ -49,6 +51,20 @@ BAD: list[tuple[str, pb.GenerateRequest]] = [
     ("messages.tool_choice.mode", asks(choice=pb.ToolChoice(mode=REQUIRED))),
     ("messages.tool_choice.name", asks(F, choice=pb.ToolChoice(name="f"))),
     ("messages.tool_choice.name", asks(F, choice=pb.ToolChoice(mode=REQUIRED, name="h"))),
+    *(
+        (f"messages.tool_choice.{field}", asks(F, G, choice=choice))
+        for field, choice in (
+            ("max_calls", pb.ToolChoice(max_calls=129)),
+            ("max_calls", pb.ToolChoice(mode=NO_CALLS, max_calls=1)),
+            ("names", pb.ToolChoice(mode=NO_CALLS, names=["f"])),
+            ("names", pb.ToolChoice(mode=REQUIRED, name="f", names=["f"])),
+            ("names[1]", pb.ToolChoice(names=["f", "h"])),
+            ("names[1]", pb.ToolChoice(names=["f", "f"])),
+        )
+    ),
+    ("messages.tool_choice.names[0]", asks(choice=pb.ToolChoice(names=["f"]))),
+    ("stop.ignore_eos", asks(STRICT, stop=pb.StopConditions(ignore_eos=True))),
+    ("grammar", asks(STRICT, grammar=pb.Grammar(regex="a"))),
     ("grammar", asks(F, grammar=pb.Grammar(regex="a"))),
     ("grammar", asks(F, choice=pb.ToolChoice(mode=REQUIRED), grammar=pb.Grammar(regex="a"))),
     (
@@ -129,16 +145,60 @@ def test_the_choice_auto_leaves_the_model_free(mode: Any) -> None:
 def test_demanded_calls_are_calls_of_the_tools_that_may_be_called() -> None:
     free = prompt(asks(F, G, choice=pb.ToolChoice(mode=REQUIRED)))
     named = prompt(asks(F, G, choice=pb.ToolChoice(mode=REQUIRED, name="g-1")))
-    assert (free.demanded, free.single_call) == ((0, 1), False)
-    assert (named.demanded, named.single_call) == ((1,), True)
+    assert free.calls == CallRules((0, 1), demanded=True)
+    assert named.calls == CallRules((1,), demanded=True, max_calls=1)
     assert named.tools[0].name == "f"
-    assert prompt(asks(F, G)).demanded == ()
+    assert prompt(asks(F, G)).calls is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "rules"),
+    [
+        ([F, STRICT, G], None, CallRules((0, 1, 2), demanded=False, strict=frozenset({1}))),
+        ([F, STRICT], pb.ToolChoice(names=["f"]), CallRules((0,), demanded=False)),
+        ([F, G], pb.ToolChoice(max_calls=2), CallRules((0, 1), demanded=False, max_calls=2)),
+        (
+            [F, G, STRICT],
+            pb.ToolChoice(mode=REQUIRED, names=["h", "f"], max_calls=3),
+            CallRules((0, 2), demanded=True, max_calls=3, strict=frozenset({2})),
+        ),
+        ([F, G], pb.ToolChoice(mode=REQUIRED, name="f", max_calls=9), CallRules((0,), True, max_calls=1)),
+        ([F, STRICT], pb.ToolChoice(mode=NO_CALLS), None),
+        ([], pb.ToolChoice(max_calls=1), None),
+    ],
+)
+def test_a_request_says_which_calls_may_be_made_and_how_many(
+    tools: list[pb.Tool], choice: pb.ToolChoice | None, rules: CallRules | None
+) -> None:
+    chat = prompt(asks(*tools, choice=choice))
+    assert chat.calls == rules
+    assert len(chat.tools) in (0, len(tools))  # names hide no tool from the model: the prompt stays the same
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("messages.tools[1].strict", asks(F, STRICT)),
+        ("messages.tool_choice.max_calls", asks(F, choice=pb.ToolChoice(max_calls=1))),
+        ("messages.tool_choice.names", asks(F, choice=pb.ToolChoice(mode=REQUIRED, names=["f"]))),
+    ],
+)
+def test_without_a_grammar_of_text_and_calls_their_restrictions_are_refused_by_name(
+    field: str, message: pb.GenerateRequest
+) -> None:
+    pythonic = replace(HERMES, tool_format=FORMATS["llama3-pythonic"]({}))
+    for model, why in ((pythonic, "llama3-pythonic"), (replace(HERMES, max_grammar_bytes=0), "no grammars")):
+        assert not model.restricts_calls
+        with raises(ErrorReason.UNSUPPORTED, match=why) as caught:
+            check(message, model)
+        assert caught.value.field == field
+    assert HERMES.restricts_calls
 
 
 def test_a_grammar_of_calls_is_within_the_executors_limit() -> None:
-    assert grammar_of_demand("x" * 2000, HERMES) == OutputGrammar("lark", "x" * 2000)
+    assert grammar_of_calls("x" * 2000, HERMES) == OutputGrammar("lark", "x" * 2000)
     with raises(ErrorReason.INVALID_REQUEST, match="2001 bytes as a grammar") as caught:
-        grammar_of_demand("x" * 2001, HERMES)
+        grammar_of_calls("x" * 2001, HERMES)
     assert caught.value.field == "messages.tools"
 
 

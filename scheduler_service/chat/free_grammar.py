@@ -1,0 +1,52 @@
+"""Grammars of answers with text and calls, for requests that restrict the calls and leave the text free.
+
+A text has nothing that the format's parser would read as a call: neither the marker's token nor its spelling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from scheduler_service.chat import hermes, llama_json
+from scheduler_service.chat.call_grammar import as_lark, hermes_calls, llama_json_calls
+from scheduler_service.chat.call_object import KEYS
+from scheduler_service.chat.tools import OfferedTool
+
+_ANY = "(?s:.*)"
+_SPACE = r"[ \t\n\r]*"
+
+
+def hermes_answer(markers: tuple[int, int] | None, tools: Sequence[OfferedTool], max_calls: int) -> str:
+    """Text with calls anywhere in it. `markers`: as for `hermes_calls`; `max_calls`: 0: any number."""
+    rules, marker = hermes_calls(markers, tools), re.escape(hermes.BEGIN)
+    rules |= {"text": "TEXT |", "TEXT": _without("(?s:.+)", f"{_ANY}{marker}{_ANY}")}
+    times = f"{{0,{max_calls}}}" if max_calls else "*"
+    if markers is not None:
+        return as_lark(f"text (call text){times}", rules)
+    # The lexer takes the longest terminal that there is: text before a marker is one terminal with it.
+    behind_marker = rules["call"].removeprefix(json.dumps(hermes.BEGIN))
+    rules |= {"call": f"HEAD{behind_marker}", "HEAD": _without(f"{_ANY}{marker}", f"{_ANY}{marker}(?s:.+)")}
+    return as_lark(f"call{times} text", rules)
+
+
+def llama_json_answer(tag: int | None, tools: Sequence[OfferedTool], max_calls: int) -> str:
+    """Text, or calls where the answer begins or behind text and the tag; nothing follows them.
+
+    `tag`: its token id; None: it has none, and is in no answer. `max_calls`: 0: any number.
+    """
+    following = '("; " call)' + (f"{{0,{max_calls - 1}}}" if max_calls else "*")
+    # An object is text if its first key is none of a call's. One with an escape may be any key.
+    keys = "|".join(sorted(KEYS))
+    of_a_call = rf'{_SPACE}\{{{_SPACE}"(({keys})"|[^"\\]*\\){_ANY}'
+    tagged = f"{_ANY}{re.escape(llama_json.TAG)}{_ANY}"
+    rules = {"text": "TEXT |", "TEXT": _without("(?s:.+)", f"({of_a_call})|({tagged})")}
+    rules["calls"] = f"call {following}" if max_calls != 1 else "call"
+    start = "text | calls" if tag is None else f"text | calls | text <[{tag}]> calls"
+    return as_lark(start, rules | llama_json_calls(tools))
+
+
+def _without(regex: str, excluded: str) -> str:
+    """A terminal: what one regular expression matches, and another does not."""
+    return f"/{regex}/ & ~/{excluded}/"
