@@ -12,10 +12,12 @@ from service_kit.logs import Log
 
 from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.config import SchedulerSettings
+from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.grammars import GrammarChecks
 from scheduler_service.link.drafts import DraftPool
+from scheduler_service.link.executor import MAX_WARNING_BYTES
 from scheduler_service.link.pool import ExecutorPool, Served
 from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.loop.draft_loop import DraftLoop
@@ -124,6 +126,19 @@ class SchedulerService:
         return [link.view(active=link is pool.active) for link in pool.links] + [
             link.view(active=link is drafts.active, draft=True) for link in drafts.links
         ]
+
+    def drafting_warnings(self, wish: DraftingWish, caller: Identity) -> tuple[str, ...]:
+        """The warning for a new request that only the draft executor drafts for, while none is ready.
+
+        Its text gives the reasons to administrators.
+        """
+        drafts = self.drafts
+        if wish.drafters != {DraftSource.EXECUTOR} or drafts.ready:
+            return ()
+        details = ", ".join(f"{link.address}: {link.detail}" for link in drafts.links)
+        why = f" ({details})" if caller.admin else ""
+        warning = f"speculation.drafter: no draft executor is ready, nothing is drafted until one is{why}"
+        return (warning.encode()[:MAX_WARNING_BYTES].decode(errors="ignore"),)
 
     def served(self, caller: Identity) -> Served:
         """The served model and its tokenizer.

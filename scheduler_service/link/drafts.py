@@ -50,6 +50,11 @@ class DraftPool(LinkPool):
             ]
         )
 
+    @property
+    def ready(self) -> bool:
+        """A draft executor can take steps."""
+        return any(link.ready for link in self.links)
+
     def _report(self, mistake: str) -> None:
         self.mistake = self.mistake or mistake
         self.misconfigured.set()

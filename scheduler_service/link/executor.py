@@ -45,7 +45,8 @@ log = Log(__name__)
 
 MAX_RESTORES = 10
 """Times in one session that adapters are loaded again which somebody else has unloaded."""
-_MAX_WARNINGS, _MAX_WARNING_BYTES = 16, 256  # about one grammar
+MAX_WARNINGS, MAX_WARNING_BYTES = 16, 256
+"""Of one grammar, and of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +294,8 @@ class ExecutorLink:
         try:
             warnings = await self._client.check_grammar(encode_grammar(grammar), timeout_s=timeout_s)
             return tuple(
-                warning.encode()[:_MAX_WARNING_BYTES].decode(errors="ignore")
-                for warning in warnings[:_MAX_WARNINGS]
+                warning.encode()[:MAX_WARNING_BYTES].decode(errors="ignore")
+                for warning in warnings[:MAX_WARNINGS]
             )
         except errors.InvalidRequest as error:
             return brief(error.message)

@@ -19,6 +19,7 @@ from service_kit.identity import Identity
 from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served, unsupported
+from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
 from scheduler_service.rpc.codec.adapters import check_still_served, find_adapter
@@ -287,10 +288,11 @@ class SchedulerServicer(SchedulerServiceServicer):
             if isinstance(checked.prompt, ChatPrompt) and (rules := checked.prompt.calls) is not None:
                 of_calls = await _grammar_of_calls(rules, checked.prompt.tools, served, caller)
                 checked = checked.with_grammar(of_calls)
+            warnings = self._service.drafting_warnings(checked.speculation, caller)
             if (grammar := checked.sampling.grammar) is not None:
                 field = checked.grammar_field
-                warnings = await self._service.grammars.check(grammar, caller, deadline, field)
-                checked = replace(checked, warnings=warnings)
+                warnings += await self._service.grammars.check(grammar, caller, deadline, field)
+            checked = replace(checked, warnings=warnings[:MAX_WARNINGS])
             ids = await _token_ids(checked.prompt, served, caller)
             check_returned_prompt(checked, len(ids))
             check_still_served(checked.adapter, served.model, self._service.wanted)

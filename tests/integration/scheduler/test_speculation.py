@@ -13,6 +13,7 @@ import pytest
 from paceline import aio, errors
 from paceline.types import Delta, Drafter, Speculation
 
+from tests.support.ports import kept_port
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
 STREAMS, TOKENS = 4, 60
@@ -144,6 +145,34 @@ async def test_a_draft_executor_of_another_vocabulary_ends_the_scheduler_with_bo
         assert "100 tokens, fingerprint none" in last
         assert "257 tokens, fingerprint " in last
         assert "Traceback" not in stack.scheduler.log
+    finally:
+        stack.kill()
+
+
+async def test_a_request_that_only_the_draft_executor_drafts_for_is_warned_while_none_is_ready(
+    shared: Stack, tmp_path: Path
+) -> None:
+    stack = Stack(tmp_path)
+    try:
+        stack.drafts.append(f"127.0.0.1:{kept_port()}")
+        stack.start_scheduler(executors=shared.addresses[:1])
+        await asyncio.to_thread(stack.scheduler.wait_serving)
+        async with stack.client() as client:
+
+            async def warnings(speculation: Speculation | int) -> tuple[str, ...]:
+                generation = client.generate("x", max_tokens=2, speculation=speculation)
+                await generation.collect()
+                assert generation.started is not None
+                return generation.started.warnings
+
+            alone = Speculation(4, Drafter.DRAFT_EXECUTOR)
+            (warning,) = await warnings(alone)
+            assert warning.startswith("speculation.drafter: no draft executor is ready")
+            assert stack.drafts[0] in warning, "an administrator gets no reason"
+            assert not await warnings(4), "it has other drafters"
+            await asyncio.to_thread(stack.start_executor, *DRAFT, port=int(stack.drafts[0].split(":")[1]))
+            await eventually(lambda: drafting(client), "the draft executor is not taken")
+            assert not await warnings(alone)
     finally:
         stack.kill()
 
