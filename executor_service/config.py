@@ -12,8 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
 from service_kit.settings import ServiceSettings
 
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
-from executor_service.backends.oracle_backend.script_settings import ScriptSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
 from executor_service.backends.reference.settings import PagedAttentionSettings
 from executor_service.backends.settings import BackendSettings
 from executor_service.backends.torch_backend.parallel.ranks import Rank

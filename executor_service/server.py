@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -19,15 +20,15 @@ from service_kit.process import Shutdown
 
 from executor_service.config import ExecutorConfig
 from executor_service.rpc.errors import ErrorInterceptor
-from executor_service.rpc.health import show_health
 from executor_service.rpc.metrics import Metrics
 from executor_service.rpc.servicer import ExecutorServicer
-from executor_service.runtime.runtime import Runtime
+from executor_service.runtime.runtime import Runtime, RuntimeState
 
 log = Log(__name__)
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _LEASE_TICK_S = 0.25
+_HEALTH_TICK_S = 1.0
 
 
 class ExecutorServer:
@@ -59,7 +60,7 @@ class ExecutorServer:
 
     async def run(self, shutdown: Shutdown) -> None:  # noqa: ARG002  # nothing here asks for the end
         """Load the model, and serve until cancelled. Raises ModelError."""
-        endless = show_health(self._runtime, self.health), _tick_leases(self._runtime)
+        endless = _show_health(self._runtime, self.health), _tick_leases(self._runtime)
         background = [asyncio.create_task(loop) for loop in endless]
         try:
             await self._runtime.load()
@@ -99,3 +100,22 @@ async def _tick_leases(runtime: Runtime) -> None:
         if (loaded := runtime.loaded_or_none) is not None:
             loaded.engine.store.clock()
         await asyncio.sleep(_LEASE_TICK_S)
+
+
+async def _show_health(runtime: Runtime, health: PublishedHealth) -> None:
+    """Copy the runtime's state to `health` when it changes, and again and again for a stuck step.
+
+    SERVING means that a step sent now would be computed. Endless. Logs a step that is stuck, once.
+    """
+    period_s = min(_HEALTH_TICK_S, runtime.config.stuck_after_s / 5)
+    was_stuck = False
+    while True:
+        runtime.changed.clear()
+        stuck = runtime.stuck
+        if stuck and not was_stuck:
+            log.error("a step is stuck", seconds=round(runtime.worker.busy_s, 1))
+        was_stuck = stuck
+        await health.show(runtime.state is RuntimeState.SERVING and not stuck)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(period_s):
+                await runtime.changed.wait()

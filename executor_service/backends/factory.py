@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executor_service.backends.base import Backend, ModelError
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
-from executor_service.backends.oracle_backend.script_settings import ScriptSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
 from executor_service.backends.reference.settings import PagedAttentionSettings
 from executor_service.backends.settings import BackendSettings
 from executor_service.backends.torch_backend.settings import TorchSettings

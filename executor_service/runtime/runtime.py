@@ -6,7 +6,10 @@ Made and read on the event loop; `_load` and `_progress` run on the device threa
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import enum
+import hashlib
+import json
 import secrets
 import time
 from dataclasses import dataclass
@@ -28,8 +31,6 @@ from executor_service.runtime.grammars import (
     GrammarCompiler,
     grammar_compiler,
 )
-from executor_service.runtime.memory import give_back_freed
-from executor_service.runtime.vocabulary import vocabulary_fingerprint
 from executor_service.steps.engine import Engine
 from executor_service.steps.worker import DeviceWorker
 
@@ -250,3 +251,31 @@ class Runtime:
             room = "the memory left" if config.kv_memory is None else f"--kv-memory {config.kv_memory}"
             raise ModelError(f"{room} does not hold two KV pages of {page_bytes} bytes")
         return min(pages, _MAX_PAGES)
+
+
+def give_back_freed() -> None:
+    """Return freed memory to the system.
+
+    glibc keeps it for later allocations: after the default model is loaded 75 MB, mostly dequantized weights
+    that were packed since. Does nothing with another C library.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def vocabulary_fingerprint(tokenizer_json: bytes) -> bytes:
+    """SHA-256 over the tokens of a tokenizer.json and their ids.
+
+    It covers neither how text is split nor how the file is formatted, so that a GGUF file and a directory of
+    the same model have the same one, nor the padding that GGUF converters add: a token `[PADn]` with id n.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    tokens = tokenizer["model"]["vocab"]
+    if isinstance(tokens, dict):
+        ids = {int(i): str(token) for token, i in tokens.items()}
+    else:  # Unigram: [token, score] in the order of ids
+        ids = {i: str(token) for i, (token, _) in enumerate(tokens)}
+    ids |= {int(added["id"]): str(added["content"]) for added in tokenizer.get("added_tokens") or ()}
+    known = [[i, token] for i, token in sorted(ids.items()) if token != f"[PAD{i}]"]
+    return hashlib.sha256(json.dumps(known).encode()).digest()

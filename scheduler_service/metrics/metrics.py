@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from service_kit.scrapes import ScrapePort
 
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.errors import ServiceError
 from scheduler_service.metrics.adapters import AdapterMetrics
-from scheduler_service.metrics.distribution import Distribution
 
 _PREFIX = "paceline_scheduler"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -164,3 +166,28 @@ class Telemetry(Collector):
         loop = asyncio.get_running_loop()
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         return ScrapePort(make_wsgi_app(self.registry)).open(host, port)
+
+
+class Distribution(Collector):
+    """A Prometheus histogram; `bounds` are inclusive upper bounds. One thread may add, another collect.
+
+    `prometheus_client.Histogram` takes two locks and a search for each observation: about 1 µs for every
+    streamed token.
+    """
+
+    def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
+        self._name, self._documentation = name, documentation
+        self._bounds = (*bounds, float("inf"))
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def add(self, value: float, times: int) -> None:
+        """Count `times` observations of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram, for a scrape."""
+        labels = map(floatToGoString, self._bounds)
+        buckets = list(zip(labels, accumulate(self._counts.copy()), strict=True))
+        yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)

@@ -15,7 +15,7 @@ from paceline import ExecutorClient
 from examples import beam_search, own_scheduler, own_speculator, tree_search
 from executor_service.backends.numpy_sampler import log_softmax
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from tests.support.checkout import ROOT
 from tests.support.processes import executor
 

@@ -24,7 +24,7 @@ from executor_service.backends.base import (
     TokenizerBundle,
     WithoutAdapters,
 )
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 from tests.support.clocked_runner import HIDDEN, VOCABULARY, ClockedRunner, WallClock, no_kernels

@@ -51,6 +51,7 @@ from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     few_scaled_rows_launch,
 )
 from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
+from executor_service.backends.torch_backend.cuda.picking.late_picks import publish_launch
 from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (
     Biases,
     Stops,
@@ -64,7 +65,6 @@ from executor_service.backends.torch_backend.cuda.picking.logprobs import (
 )
 from executor_service.backends.torch_backend.cuda.picking.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.picking.pick import pick_launches
-from executor_service.backends.torch_backend.cuda.picking.scatter_tokens import publish_launch
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.page_format import LARGEST, plain_cache

@@ -17,7 +17,7 @@ from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.acceptance import mask_late, resolved
 from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import TokenIds

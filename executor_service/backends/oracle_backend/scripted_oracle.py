@@ -19,7 +19,7 @@ from executor_service.backends.byte_tokenizer import EOS_ID, EOS_TOKEN, byte_tok
 from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.oracle_backend.clocked_oracle import ClockedOracle
 from executor_service.backends.oracle_backend.script import Script, ScriptedAnswer
-from executor_service.backends.oracle_backend.script_settings import ScriptSettings
+from executor_service.backends.oracle_backend.settings import ScriptSettings
 from executor_service.contract.masks import allowed_tokens
 from executor_service.contract.plan import OutputMode, Reason, Refusal, TokenIds
 

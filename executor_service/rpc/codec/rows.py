@@ -1,4 +1,4 @@
-"""The rows of a step: those that continue sequences, and openings."""
+"""The rows of a step: those that continue sequences, and openings; what both may sample."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
-from executor_service.contract.masks import Masks
+from executor_service.contract.masks import Masks, mask_bytes, read_masks
 from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Refusal, Row, TokenIds
 from executor_service.contract.planned_rows import PlannedRows
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
-from executor_service.rpc.codec.masks import decode_masks
 from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
 from executor_service.rpc.codec.sampling import decode_sampling
 from executor_service.rpc.codec.tokens import decode_ragged, opening_tokens
@@ -219,3 +218,25 @@ def _ragged(
 ) -> tuple[list[TokenIds], dict[int, Refusal]]:
     """What `decode_ragged` returns."""
     return decode_ragged(name, fields.get(name, ()), fields.get(f"{name[:-1]}_counts", ()), count, limits)
+
+
+def decode_masks(
+    field: str, packed: bytes, positions: int, output: OutputMode, limits: Limits, steps: int = 1
+) -> Masks | Refusal | None:
+    """The masks of one row's `positions`, [positions, bytes]; None: it has none."""
+    if not packed:
+        return None
+    if output is not OutputMode.SAMPLE:
+        return invalid(f"{field}: only with OUTPUT_MODE_SAMPLE")
+    if steps > 1:
+        return invalid(f"{field}: not with several steps")
+    expected = positions * mask_bytes(limits.vocab_size)
+    if len(packed) != expected:
+        return invalid(
+            f"{field}: {expected} bytes, {mask_bytes(limits.vocab_size)} for each of {positions} positions, "
+            f"has {len(packed)}"
+        )
+    masks = read_masks(packed, positions, limits.vocab_size)
+    if not masks[0].any():
+        return invalid(f"{field}: the first mask allows no token")
+    return masks

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from executor_service.backends.base import ModelError
 from executor_service.backends.byte_tokenizer import EOS_ID, EOS_TOKEN, VOCAB_SIZE, byte_tokenizer
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 
 FILES = byte_tokenizer()
 TOKENIZER = Tokenizer.from_str(FILES.tokenizer_json.decode())

@@ -11,7 +11,7 @@ from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.plan import Abandoned, Op, Opening, Reason, RowResult
 from tests.support import engine_steps
 from tests.unit.executor.deferred import DeferredBackend

@@ -9,7 +9,7 @@ from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
 from executor_service.backends.oracle_backend.oracle import HIDDEN_SIZE
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import limits
 from tests.unit.executor.two_ways import POISON, SEEDS, TwoWays

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.numpy_sampler import log_softmax
 from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.backends.reference.paged_attention import PagedAttentionBackend, PagedAttentionConfig
 from executor_service.contract.plan import (
     Abandoned,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.oracle_backend.oracle import EXIT_CODE, OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.support.untyped import present
 from tests.unit.executor.rows import last_logits, make_row
@@ -300,7 +300,7 @@ def test_a_step_takes_its_modelled_time() -> None:
 
 SCRIPT = """
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from tests.unit.executor.rows import make_row
 backend = OracleBackend(OracleSettings(**{config}))
 backend.allocate(4, 16)

@@ -12,8 +12,8 @@ from executor_service.backends.byte_tokenizer import EOS_ID
 from executor_service.backends.factory import make_backend
 from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.backends.oracle_backend.script import Script
-from executor_service.backends.oracle_backend.script_settings import ScriptSettings
 from executor_service.backends.oracle_backend.scripted_oracle import ScriptedOracle
+from executor_service.backends.oracle_backend.settings import ScriptSettings
 from executor_service.contract.masks import mask_bytes
 from executor_service.contract.plan import Opening, OutputMode, Reason, Sampling
 from tests.support.untyped import present

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executor_service.backends.byte_tokenizer import byte_tokenizer
-from executor_service.runtime.vocabulary import vocabulary_fingerprint
+from executor_service.runtime.runtime import vocabulary_fingerprint
 
 TOKENIZER: dict[str, Any] = json.loads(byte_tokenizer().tokenizer_json)
 FINGERPRINT = vocabulary_fingerprint(byte_tokenizer().tokenizer_json)

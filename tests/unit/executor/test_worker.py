@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.backends.oracle_backend.oracle_settings import OracleSettings
+from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.plan import (
     Opening,
     Reason,

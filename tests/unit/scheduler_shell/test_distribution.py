@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from scheduler_service.metrics.distribution import Distribution
+from scheduler_service.metrics.metrics import Distribution
 
 BOUNDS = (0.25, 0.5, 1, 30)
 VALUES = st.integers(0, 200).map(lambda quarters: quarters / 4)  # also the bounds; sums are exact

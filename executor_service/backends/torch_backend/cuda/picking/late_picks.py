@@ -12,8 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.layout.rank_messages import Told
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
@@ -32,7 +36,6 @@ from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (
 from executor_service.backends.torch_backend.cuda.picking.logprobs import ChosenTokens, Measures, measure
 from executor_service.backends.torch_backend.cuda.picking.penalties import penalty_launches
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
-from executor_service.backends.torch_backend.cuda.picking.scatter_tokens import publish_launch
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard
@@ -178,3 +181,28 @@ def _within(positions: range, part: range) -> slice:
     """Which of the positions of `part` are among `positions`, counted from the first of `part`."""
     begin, end = max(positions.start, part.start), min(positions.stop, part.stop)
     return slice(begin - part.start, max(end, begin) - part.start)
+
+
+_TILE = 256  # tokens of a program
+
+
+@triton.jit(do_not_specialize=("picks", "found", "outputs", "count"))
+def _publish_kernel(picks, found, outputs, count, tile: tl.constexpr):
+    """Program (tile of tokens): store each token."""
+    begin_kernel()
+    index = tl.program_id(0) * tile + tl.arange(0, tile)
+    live = index < count
+    token = tl.load(found + index, mask=live, other=0)
+    tl.store(picks + tl.load(outputs + index, mask=live, other=0), token, mask=live)
+
+
+def publish_launch(picks: torch.Tensor, found: torch.Tensor, outputs: torch.Tensor) -> Launch:
+    """picks[outputs[i]] = found[i], all int32."""
+    return Launch(
+        _publish_kernel,
+        (-(-len(found) // _TILE), 1, 1),
+        {"picks": picks, "found": found, "outputs": outputs, "count": len(found)},
+        {"tile": _TILE},
+        warps=4,
+        stages=1,
+    )

@@ -21,6 +21,7 @@ that only rank 0 knows; the others have their part in the logits for it, and are
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +48,6 @@ from executor_service.backends.torch_backend.cuda.picking.late_picks import Late
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, shapes_of
 from executor_service.backends.torch_backend.cuda.run.launched_step import LaunchedStep
-from executor_service.backends.torch_backend.cuda.run.repeated_steps import RepeatedSteps
 from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
@@ -56,6 +56,7 @@ from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache, copy_keys_and_values
 
 _MAX_ROWS = 1 << 16  # of a step
+_UNFINISHED = 2  # steps that may be enqueued: the host stays no further ahead than rank 0's
 
 
 class DeviceRunner:
@@ -182,3 +183,26 @@ class DeviceRunner:
 def _host_numbers(shape: StepShape) -> int:
     """int32s of a step's host buffer: its inputs, then its picks."""
     return numbers_of(shape) + 2 * shape.outputs
+
+
+class RepeatedSteps:
+    """Gives the steps' host buffers back once the device is done with them."""
+
+    def __init__(self, device: torch.device, hosts: HostBuffers) -> None:
+        self._device, self._hosts = device, hosts
+        self._steps: deque[tuple[torch.cuda.Event | None, HostBuffer]] = deque()
+        self.last: Picked
+        """The results of the step that was added last."""
+
+    def add(self, picked: Picked, host: HostBuffer) -> None:
+        """A step that was started, and its buffer of `hosts`; waits for an earlier one if there are many."""
+        self.last, done = picked, None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record()
+        self._steps.append((done, host))
+        if len(self._steps) > _UNFINISHED:
+            done, host = self._steps.popleft()
+            if done is not None:
+                done.synchronize()
+            self._hosts.give_back(host)

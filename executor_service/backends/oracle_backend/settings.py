@@ -1,10 +1,12 @@
-"""`OracleSettings`: the oracle's model, step time and injected faults. Does not import numpy."""
+"""Settings of the oracle, and of the oracle that says what a file tells it. Does not import numpy."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
-from executor_service.backends.settings import SyntheticModelSettings
+from executor_service.backends.settings import BYTE_VOCABULARY, SyntheticModelSettings
 
 
 class OracleSettings(SyntheticModelSettings):
@@ -37,3 +39,22 @@ class OracleSettings(SyntheticModelSettings):
     freeze_after_steps: int | None = Field(
         default=None, ge=0, description="fault: SIGSTOP after this many forwards (oracle)"
     )
+
+
+class ScriptSettings(OracleSettings):
+    """The oracle's settings, and the file of answers."""
+
+    script: Path | None = Field(
+        default=None, description="JSON lines that tell which text follows which prompt (script)"
+    )
+
+    def check(self) -> None:
+        """Raises ValueError for settings with which a script can't be followed."""
+        if self.script is None:
+            raise ValueError("--backend script needs --script: a file of JSON lines")
+        if self.vocab_size < BYTE_VOCABULARY:
+            raise ValueError(
+                f"--backend script needs --vocab-size {BYTE_VOCABULARY} or more: one id for each byte"
+            )
+        if self.draft_agreement < 1.0:
+            raise ValueError("--draft-agreement is for --backend oracle: a script has no other text to draft")
