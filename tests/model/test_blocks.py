@@ -15,7 +15,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.factory import torch_backend
+from executor_service.backends.torch_backend.factory import _torch_config, torch_backend
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, plain
 from executor_service.backends.torch_backend.files.weights import expected_shapes, open_checkpoint
 from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
@@ -166,6 +166,26 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
         assert np.abs(logits_of(backend.forward([row])[0]) - expected).mean() < 0.03 * expected.std()
     finally:
         backend.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "device", "expected"),
+    [
+        (b"GGUF", "cpu", "blocks"),
+        (b"else", "cpu", "float32"),
+        (b"", "cpu", "float32"),
+        (b"GGUF", "meta", "float32"),
+    ],
+)
+def test_it_is_the_default_for_gguf_files_on_cpu(
+    written: bytes, device: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(written)
+    (tmp_path / "directory").mkdir()
+    for dtype, taken in (("auto", expected), ("float32", "float32"), ("int8", "int8")):
+        assert _torch_config(TorchSettings(model=path, device=device, dtype=dtype)).dtype == taken  # type: ignore[arg-type]
+    assert _torch_config(TorchSettings(model=tmp_path / "directory", device=device)).dtype == "float32"
 
 
 def test_other_devices_do_not_have_it(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBeside]:
 
 
 @contextmanager
-def served(model: Path, factory: pytest.TempPathFactory) -> Iterator[str]:
+def served(model: Path, factory: pytest.TempPathFactory, *flags: str) -> Iterator[str]:
     """Both services, with this model; the scheduler's address."""
-    flags = ["--backend", "torch", "--model", str(model), "--device", "cpu"]
+    flags = ("--backend", "torch", "--model", str(model), "--device", "cpu", *flags)
     with running("executor_service", flags, factory.mktemp("executor")) as executor:
         arguments = ["--executor", executor.address, *CHUNKS]
         with running("scheduler_service", arguments, factory.mktemp("scheduler")) as scheduler:
@@ -131,7 +131,7 @@ def test_documents_are_ranked_as_transformers_ranks_them(tmp_path_factory: pytes
         "Berlin is the capital of Germany.",
         "Bread is made of flour.",
     ]
-    with served(path, tmp_path_factory) as address:
+    with served(path, tmp_path_factory, "--dtype", "float32") as address:
         stub = ServedBeside(address, theirs).stub
         reply = stub.Rerank(pb.RerankRequest(query=query, documents=documents), timeout=600)
     yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))

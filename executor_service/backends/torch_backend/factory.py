@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from service_kit.logs import Log
@@ -95,14 +96,16 @@ def _launched(settings: TorchSettings) -> Rank | None:
 def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchConfig:
     import torch
 
-    from executor_service.backends.torch_backend.config import TorchConfig
+    from executor_service.backends.torch_backend.config import BLOCKS, TorchConfig
 
     assert settings.model is not None
-    device, dtype, threads = settings.device, settings.dtype, settings.threads
+    device, threads = settings.device, settings.threads
+    dtype: str = settings.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        on_cpu = BLOCKS if device == "cpu" and _is_gguf(settings.model) else "float32"
+        dtype = "bfloat16" if device.startswith("cuda") else on_cpu
     if rank is not None:
         threads = threads or max((os.cpu_count() or 1) // rank.local_ranks, 1)
         if device.startswith("cuda:"):
@@ -122,6 +125,17 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
         graphs=settings.graphs == "on",
         programmatic_dependent_launch=settings.programmatic_dependent_launch == "on",
     )
+
+
+def _is_gguf(model: Path) -> bool:
+    """Whether this is a GGUF file; its faults are found when it is loaded."""
+    from executor_service.backends.torch_backend.files.gguf_file import MAGIC
+
+    try:
+        with model.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _lost(rank: int, status: int) -> NoReturn:

@@ -17,7 +17,7 @@ class TorchSettings(BackendSettings):
     device: str = Field(default="auto", description="auto, cpu or cuda[:index] (torch)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "blocks", "fp8"] = Field(
         default="auto",
-        description="dtype of weights; auto: bfloat16 on CUDA, float32 on CPU;"
+        description="dtype of weights; auto: bfloat16 on CUDA, on CPU blocks for GGUF files, else float32;"
         " blocks: on CPU, quantized weights as the file has them; int8: on CPU about twice as fast as"
         " float32, at a small loss of quality; fp8: on CUDA, of activations too; int8 and fp8 don't support"
         " mixtures of experts on CUDA (torch)",
