@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self, Unpack
 
 import grpc
@@ -32,6 +34,8 @@ from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status
+
+_NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class Client:
@@ -78,6 +82,21 @@ class Client:
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
         self._schedulers.close()
+
+    def view(self, token: str = "", metadata: Mapping[str, str] = _NO_METADATA) -> Self:
+        """A client of the same channels whose calls have another token, and further metadata.
+
+        For a program that calls on behalf of others: each call has the identity of whoever has the token; ""
+        sends none. Names of metadata are in lower case. Closing a view closes the client. Raises ValueError
+        for a token that is not ASCII without spaces.
+        """
+        view = copy.copy(self)
+        view._schedulers = self._schedulers.view((*Security(token=token).metadata, *metadata.items()))
+        return view
+
+    def is_serving(self, *, timeout_s: float | None = None) -> bool:
+        """Whether a scheduler takes requests, by its health check, for which callers need no token."""
+        return self._schedulers.is_serving(timeout_s)
 
     def generate(
         self,

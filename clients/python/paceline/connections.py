@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Self, TypeVar
 
 import grpc
 
 from paceline import errors
-from paceline.channel import Link, Security, open_channel
-from paceline.endpoint import SchedulerEndpoint
+from paceline.channel import Link, Metadata, Security, open_channel
+from paceline.endpoint import HEALTH_CHECK, SERVING, SchedulerEndpoint
 from paceline.failover import Attempts, Rotation, addresses_of
 from paceline.names import schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -45,6 +47,12 @@ class SchedulerConnections:
         self.closed.set()
         for endpoint in self.endpoints:
             endpoint.channel.close()
+
+    def view(self, metadata: Metadata) -> Self:
+        """The same channels, whose calls have other metadata. Closing one of them closes all."""
+        view = copy.copy(self)
+        view.metadata = metadata
+        return view
 
     def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
         """The attempts of a call that begins now."""
@@ -91,6 +99,19 @@ class SchedulerConnections:
                 return reply
             if self.closed.wait(self.wait_s(attempts, failure)):
                 raise failure
+
+    def is_serving(self, timeout_s: float | None) -> bool:
+        """Whether a scheduler says by grpc.health.v1 that it serves. The calls send no metadata."""
+        for endpoint in self.endpoints:
+            check: grpc.UnaryUnaryMultiCallable[None, bytes] = endpoint.channel.unary_unary(
+                HEALTH_CHECK,
+                request_serializer=lambda _: b"",  # an empty HealthCheckRequest: the whole server
+                response_deserializer=lambda reply: reply,
+            )
+            with suppress(grpc.RpcError):
+                if check(None, timeout=timeout_s) == SERVING:
+                    return True
+        return False
 
     def call_all(
         self,

@@ -8,6 +8,10 @@ from typing import Generic, TypeVar
 from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+"""A HealthCheckResponse whose status is SERVING."""
+
 _Channel = TypeVar("_Channel")
 _Scheduler = TypeVar("_Scheduler", bound=SchedulerServiceStub)
 _Admin = TypeVar("_Admin", bound=AdminServiceStub)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
 
@@ -15,6 +15,7 @@ class EvaluationOptions(TypedDict, total=False):
 
     model: str  # the served model, the default, or an adapter
     priority: int  # higher is served first
+    labels: Mapping[str, str]  # names and texts for the scheduler's log
     cache_salt: str  # inputs share cached prefixes only under the same salt
     request_id: str  # default: a random one
 

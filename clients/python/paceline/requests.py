@@ -41,10 +41,10 @@ class Options(TypedDict, total=False):
     include_stop_string: bool  # the returned text includes the stop string that ended it
     n: int  # number of completions, of `generate` and `completions`
     priority: int  # higher is served first
+    labels: Mapping[str, str]  # names and texts for the scheduler's log
     cache_salt: str  # prompts share cached prefixes only under the same salt
     request_id: str  # default: a random one
     model: str  # the served model, the default, or an adapter
-    labels: Mapping[str, str]  # for the scheduler's log, beside the request
     return_prompt_token_ids: bool  # see Started.prompt_token_ids
     prompt_logprobs: int  # of `generate`: the prompt's logprobs, see Generation.prompt_logprobs
     returns: Literal["both", "text", "token_ids"]  # contents of the deltas

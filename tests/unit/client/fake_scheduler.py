@@ -45,6 +45,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: dict[str, str] = {}
         self.loading = False
+        self.vocabularies: list[bytes] = []
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
 
@@ -109,6 +110,17 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def GetVocabulary(self, request: pb.GetVocabularyRequest, context: Any) -> pb.GetVocabularyResponse:
+        """In parts of 100; `vocabularies` are the fingerprints of the coming replies."""
+        self.metadata = dict(context.invocation_metadata())
+        fingerprint = self.vocabularies.pop(0) if self.vocabularies else b"v"
+        first, behind = request.first_id, min(256, request.first_id + 100)
+        return pb.GetVocabularyResponse(
+            fingerprint=fingerprint,
+            next_id=behind % 256,
+            tokens=[fingerprint + bytes([token]) for token in range(first, behind)],
+        )
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         return pb.AbortResponse(aborted=request.request_ids[:1], unknown=request.request_ids[1:])

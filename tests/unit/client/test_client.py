@@ -170,6 +170,30 @@ async def test_the_blocking_client_does_the_same(served: Served) -> None:
     await asyncio.wait_for(served.fake.cancelled.wait(), 5)
 
 
+async def test_a_view_calls_over_the_same_channels_with_another_token(served: Served) -> None:
+    view = served.client.view("secret", {"traceparent": "00-1"})
+    await view.vocabulary()
+    sent = served.fake.metadata
+    assert (sent["authorization"], sent["traceparent"]) == ("Bearer secret", "00-1")
+    await served.client.vocabulary()
+    assert "authorization" not in served.fake.metadata
+    with pytest.raises(ValueError, match="token"):
+        served.client.view("two words")
+
+
+def as_blocking(address: str) -> tuple[bytes, ...]:
+    with paceline.Client(address) as client:
+        return client.view("token").vocabulary()
+
+
+async def test_a_vocabulary_is_joined_of_its_parts_and_begins_anew_when_it_changes(served: Served) -> None:
+    plain = tuple(b"v" + bytes([token]) for token in range(256))
+    assert await served.client.vocabulary() == plain
+    assert await asyncio.to_thread(as_blocking, served.address) == plain
+    served.fake.vocabularies = [b"o", b"o"]
+    assert await served.client.vocabulary() == plain
+
+
 @pytest.mark.parametrize(("blocking", "asynchronous"), TWINS, ids=lambda kind: kind.__module__)
 def test_the_two_clients_offer_the_same_calls(blocking: type, asynchronous: type) -> None:
     def calls(kind: type) -> dict[str, list[str]]:

@@ -19,7 +19,13 @@ from tests.unit.client.answering import Run, answering, both
 from tests.unit.client.conftest import Served, serving_fake
 from tests.unit.client.fake_scheduler import rich_status
 
-OPTIONS: dict[str, Any] = {"model": "a", "priority": -2, "cache_salt": "salt", "request_id": "mine"}
+OPTIONS: dict[str, Any] = {
+    "model": "a",
+    "priority": -2,
+    "labels": {"user": "ada"},
+    "cache_salt": "salt",
+    "request_id": "mine",
+}
 HELLO = [Message("user", "hello")]
 
 

@@ -248,6 +248,7 @@ HELLO = [{"role": "user", "content": "x"}]
         ("temperature", "1", "temperature must be a number, got str"),
         ("logit_bias", 5, "logit_bias must be a mapping of integers to numbers, got int"),
         ("logit_bias", {"a": 1}, "logit_bias must be a mapping of integers to numbers, got dict"),
+        ("labels", {"a": 1}, "labels must be a mapping of strings to strings, got dict"),
         ("cache_salt", b"x", "cache_salt must be a string, got bytes"),
         ("tools", {}, "tools must be a sequence of tools, got dict"),
         ("template_arguments", [1], "template_arguments must be a mapping, got list of int"),

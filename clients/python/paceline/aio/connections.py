@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import grpc.aio
 
 from paceline import errors
 from paceline.aio.calls import reply_of
-from paceline.channel import Link, Security, open_aio_channel
-from paceline.endpoint import SchedulerEndpoint
+from paceline.channel import Link, Metadata, Security, open_aio_channel
+from paceline.endpoint import HEALTH_CHECK, SERVING, SchedulerEndpoint
 from paceline.failover import Attempts, Rotation, addresses_of
 from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -44,12 +46,23 @@ class AsyncSchedulerConnections:
         self.failover_timeout_s = failover_timeout_s
         self.metadata = security.metadata
         self.endpoints = [_endpoint(address, security) for address in self.addresses]
-        self.closed = False
+        self._closing = asyncio.Event()  # one for all views
         self._rotation = Rotation(len(self.endpoints))
+
+    def view(self, metadata: Metadata) -> Self:
+        """The same channels, whose calls have other metadata. Closing one of them closes all."""
+        view = copy.copy(self)
+        view.metadata = metadata
+        return view
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
 
     async def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
-        self.closed = True
+        self._closing.set()
         for endpoint in self.endpoints:
             await endpoint.channel.close()
 
@@ -100,6 +113,21 @@ class AsyncSchedulerConnections:
             await asyncio.sleep(await self.wait_s(attempts, failure))
             if self.closed:
                 raise failure
+
+    async def is_serving(self, timeout_s: float | None) -> bool:
+        """Whether a scheduler says by grpc.health.v1 that it serves. The call sends no metadata."""
+
+        async def ask(endpoint: AsyncEndpoint) -> bool:
+            check: grpc.aio.UnaryUnaryMultiCallable[None, bytes] = endpoint.channel.unary_unary(
+                HEALTH_CHECK,
+                request_serializer=lambda _: b"",  # an empty HealthCheckRequest: the whole server
+                response_deserializer=lambda reply: reply,
+            )
+            with suppress(errors.PacelineError):
+                return await reply_of(check(None, timeout=timeout_s)) == SERVING
+            return False
+
+        return any(await asyncio.gather(*map(ask, self.endpoints)))
 
     async def call_all(
         self,
