@@ -13,7 +13,7 @@ from typing import Literal
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_OURS = ("paceline", "service_kit", "executor_service", "scheduler_service")
+_OURS = ("paceline", "paceline_openai", "service_kit", "executor_service", "scheduler_service")
 
 
 class Log:

@@ -1,0 +1,168 @@
+"""HTTP/1.1 of one connection: uvicorn's with httptools, with the bounds that those lack.
+
+Both read heads of any size at any pace, queue any number of requests that come at once, and wait for ever for
+clients that read nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from paceline_openai.settings import Bounds
+
+_MAX_PIPELINED = 8
+"""Requests that may wait on a connection for an earlier one's answer."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection under bounds. `connections` is of all of the process's."""
+
+    bounds: Bounds  # set by `bounded`
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = self._head_count = self._requests = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse it where there are too many; else its first head must come soon."""
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.max_connections:
+            transport.abort()
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self._head_done()
+        self._stop_stall_timer()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+        self.pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; what is no HTTP is answered with 400, and is no line of the log."""
+        self._unset_keepalive_if_required()
+        if self.parser is None or self.transport.is_closing():
+            return
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_head()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "upgrades of the protocol are not offered")
+        except _TooMuch as error:
+            self._refuse(error.status, error.message)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(cause, _TooMuch):
+                self._refuse(cause.status, cause.message)
+            else:
+                self._refuse(400, "this is no HTTP request")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._head_bytes = self._head_count = 0
+        self._requests += 1
+        if self._requests > self.bounds.max_connection_requests:
+            raise _TooMuch(429, "too many requests on one connection: open another")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the target."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer behind a chunked body, which nobody reads."""
+        self._head_count += 1
+        if self._head_count > self.bounds.max_headers:
+            raise _TooMuch(431, f"more than {self.bounds.max_headers} headers")
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._head_done()
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise _TooMuch(429, "too many requests at once on one connection")
+        super().on_headers_complete()
+        if self._requests >= self.bounds.max_connection_requests:
+            self.cycle.keep_alive = False
+
+    def on_response_complete(self) -> None:
+        """The next head need not come soon, but what has come of one must become whole."""
+        super().on_response_complete()
+        self._stop_stall_timer()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered: it has some time to read again."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self.bounds.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._stop_stall_timer()
+        super().resume_writing()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.bounds.max_header_bytes:
+            raise _TooMuch(431, f"the headers have more than {self.bounds.max_header_bytes:,} bytes")
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.bounds.header_timeout_s, self._late_head)
+
+    def _late_head(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, f"no whole head of a request in {self.bounds.header_timeout_s:g} s")
+
+    def _head_done(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, unless another answer is under way, and close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+            body = json.dumps({"error": error}).encode()
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+                body
+            )
+            self.transport.write(STATUS_LINE[status] + head + body)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+
+class _TooMuch(Exception):
+    """A bound of a request's head or a connection."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+def bounded(given: Bounds) -> type[BoundedProtocol]:
+    """The protocol with these bounds."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"bounds": given})
