@@ -1,0 +1,57 @@
+"""A caller's request to an endpoint, checked, with what it needs to be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from paceline import ModelInfo
+from paceline.aio import Client
+
+from paceline_openai.exchange import Exchange
+from paceline_openai.vocabulary import Vocabulary
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`client` makes calls as the caller. `values`: the checked fields of the body."""
+
+    exchange: Exchange
+    client: Client
+    info: ModelInfo
+    vocabulary: Vocabulary
+    values: Mapping[str, Any]
+    model_name: str = ""  # that clients may call the model
+    timeout_s: float | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def shown_model(self) -> str:
+        """The model's name in answers: as the request has it."""
+        return self.values.get("model") or self.model_name or self.info.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The SDK's option `model`; none if the request means the model itself."""
+        given = self.values.get("model")
+        return {} if not given or given == self.model_name else {"model": given}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model, for `system_fingerprint`."""
+        return f"fp_{self.info.model_fingerprint.hex()[:16]}"
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """The results of all, side by side. Raises the first error, and cancels the others then."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in coroutines]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,34 @@
+"""Token ids as texts and bytes, for logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from paceline import ModelInfo
+from paceline.aio import Client
+
+
+class Vocabulary:
+    """The bytes of a model's tokens, asked of its schedulers once and kept for as long as they serve it."""
+
+    def __init__(self) -> None:
+        self._fingerprint: bytes | None = None
+        self._tokens: tuple[bytes, ...] = ()
+        self._learning = asyncio.Lock()
+
+    async def learn(self, client: Client, info: ModelInfo) -> None:
+        """Ask for the tokens, unless they are known. Raises `paceline.errors`."""
+        if info.vocabulary_fingerprint == self._fingerprint:
+            return
+        async with self._learning:
+            if info.vocabulary_fingerprint != self._fingerprint:
+                self._tokens = await client.vocabulary()
+                self._fingerprint = info.vocabulary_fingerprint
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text, nothing for an id without a token; only after `learn`."""
+        return self._tokens[token] if token < len(self._tokens) else b""
+
+    def text_of(self, token: int) -> str:
+        """The same as text; an incomplete character is U+FFFD."""
+        return self.bytes_of(token).decode(errors="replace")
