@@ -67,8 +67,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBeside]:
 @contextmanager
 def served(model: Path, factory: pytest.TempPathFactory, *flags: str) -> Iterator[str]:
     """Both services, with this model; the scheduler's address."""
-    flags = ("--backend", "torch", "--model", str(model), "--device", "cpu", *flags)
-    with running("executor_service", flags, factory.mktemp("executor")) as executor:
+    given = ["--backend", "torch", "--model", str(model), "--device", "cpu", *flags]
+    with running("executor_service", given, factory.mktemp("executor")) as executor:
         arguments = ["--executor", executor.address, *CHUNKS]
         with running("scheduler_service", arguments, factory.mktemp("scheduler")) as scheduler:
             yield scheduler.address

@@ -267,7 +267,7 @@ class Client:
         request = requests.detokenize_request(token_ids)
         return self._schedulers.call(lambda endpoint: endpoint.scheduler.Detokenize, request, timeout_s).text
 
-    def vocabulary(self, *, timeout_s: float | None = None) -> list[bytes]:
+    def vocabulary(self, *, timeout_s: float | None = None) -> tuple[bytes, ...]:
         """The bytes of each token, by id: what it adds to a text, or the text that spells a control token.
 
         Bytes of one token need not be whole characters. They take a call for each mebibyte, and are the same
@@ -279,7 +279,7 @@ class Client:
             pieces.add(
                 self._schedulers.call(lambda endpoint: endpoint.scheduler.GetVocabulary, request, timeout_s)
             )
-        return pieces.tokens
+        return tuple(pieces.tokens)
 
     def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
         """End requests of this identity, on all schedulers. Unknown ids are no error.

@@ -130,7 +130,7 @@ async def test_the_sdk_collects_the_vocabulary_and_sends_the_new_options(
     fingerprint, tokens = await vocabulary(stub)
     assert fingerprint
     async with paceline.aio.Client(stack.scheduler.address) as client:
-        assert await client.vocabulary() == tokens
+        assert await client.vocabulary() == tuple(tokens)
         bare = await client.tokenize("h", add_special_tokens=False)
         assert bare == [0x68]
         async with client.generate(
@@ -146,7 +146,7 @@ async def test_the_sdk_collects_the_vocabulary_and_sends_the_new_options(
             prompt = bytes(id_ for id_ in stream.started.prompt_token_ids if id_ < 128).decode()
     assert "assistant" not in prompt
     with paceline.Client(stack.scheduler.address) as blocking:
-        assert blocking.vocabulary() == tokens
+        assert blocking.vocabulary() == tuple(tokens)
         with pytest.raises(TypeError, match="labels must be a mapping of strings to strings"):
             blocking.complete("x", labels={"team": 5})  # type: ignore[dict-item]
 

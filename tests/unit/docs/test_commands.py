@@ -14,6 +14,7 @@ from itertools import pairwise
 from unittest import mock
 
 import pytest
+from paceline_openai.settings import parser as gateway_parser
 
 from tests.unit.docs.known_names import (
     MODULES,
@@ -117,6 +118,7 @@ def test_every_command_of_a_page_is_one_that_its_program_takes(page: Page) -> No
 def test_every_flag_that_stands_alone_is_one_of_some_program(page: Page) -> None:
     known = OTHERS.union(*(service_flags(service) for service in SERVICES), cli_flags(cli()))
     known.update(*(cli_flags(command) for command in cli().commands.values()))
+    known.update(_FLAG.findall(gateway_parser().format_help()))
     alone = {flag for code in page.code if code.startswith("--") for flag in _FLAG.findall(code)}
     assert alone <= known, alone - known
 

@@ -1,0 +1,130 @@
+"""The gateway's process: `paceline serve --openai` and `paceline gateway` start it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from paceline import Security, errors
+from paceline.aio import Client
+from paceline.channel import is_loopback
+from service_kit import logs
+from service_kit.process import Shutdown, limit_collections, new_event_loop, write_port_file
+
+from paceline_openai.app import Gateway
+from paceline_openai.server import Server
+from paceline_openai.settings import Settings, settings
+
+log = logs.Log(__name__)
+
+_USAGE = 2
+_PROBE_TIMEOUT_S = 5.0
+_PROBE_WAIT_S = 0.5
+_PROBED_AGAIN_S = 10.0
+_GARBAGE = 50_000
+
+
+class NotSafe(Exception):
+    """Strangers would get in."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stopped; returns the exit status."""
+    try:
+        given = settings(arguments)
+    except ValueError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return _USAGE
+    logs.configure(given.log_format, given.log_level)  # type: ignore[arg-type]
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_run(given))
+    except (NotSafe, ValueError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return _USAGE
+    except OSError as error:
+        where = error.filename or f"{given.host}:{given.port}"
+        print(f"gateway: {where}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(given: Settings) -> None:
+    shutdown = Shutdown()
+    shutdown.listen()
+    if given.until_stdin_ends:
+        shutdown.listen_to_parent()
+    local = is_loopback(f"{given.host}:0")
+    if not local and given.tls_cert is None and not given.insecure:
+        raise NotSafe(f"--host: {given.host} is not loopback: give --tls-cert and --tls-key, or --insecure")
+    security = Security(given.scheduler_ca, given.scheduler_cert, given.scheduler_key)
+    async with Client(given.schedulers, security=security) as client:
+        app = Gateway(
+            client, given.bounds, model_name=given.model_name, origins=given.cors_origin, local=local
+        )
+        server = Server(app, given.bounds, given.tls_cert, given.tls_key)
+        watching: set[asyncio.Task[None]] = set()
+        if not local:
+            await _until_closed(given.schedulers, security, shutdown.drain)
+            watching.add(asyncio.create_task(_stay_closed(given.schedulers, security)))
+        if given.local_socket is not None:
+            await server.listen_locally(given.local_socket)
+        port = await server.listen(given.host, given.port)
+        limit_collections(_GARBAGE)
+        if given.port_file is not None:
+            write_port_file(given.port_file, port)
+        log.info("serving", host=given.host, port=port)
+        draining = asyncio.create_task(shutdown.drain.wait())
+        await asyncio.wait({draining, *watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in watching:
+            if task.done():
+                task.result()
+            task.cancel()
+        await server.stop(shutdown.force)
+
+
+async def _until_closed(schedulers: Sequence[str], security: Security, stop: asyncio.Event) -> None:
+    """Wait until a scheduler answers, and refuses a call without a token. Raises NotSafe if one does not."""
+    while not stop.is_set():
+        found = [await _refuses_strangers(one, security) for one in schedulers]
+        if True in found:
+            return
+        log.warning("no scheduler answers yet, so nothing is served", schedulers=", ".join(schedulers))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PROBE_WAIT_S):
+                await stop.wait()
+
+
+async def _stay_closed(schedulers: Sequence[str], security: Security) -> None:
+    """Ask again and again. Raises NotSafe when a scheduler takes calls without a token."""
+    while True:
+        for one in schedulers:
+            await _refuses_strangers(one, security)
+        await asyncio.sleep(_PROBED_AGAIN_S)
+
+
+async def _refuses_strangers(scheduler: str, security: Security) -> bool | None:
+    """Whether it does; None: it does not answer. Raises NotSafe if it answers a call without a token."""
+    async with Client(scheduler, security=security) as client:
+        try:
+            await client.model_info(timeout_s=_PROBE_TIMEOUT_S)
+        except errors.Unauthenticated:
+            return True
+        except (errors.RetryLater, errors.DeadlineExceeded) as error:
+            if not error_is_a_schedulers(error):
+                return None
+    raise NotSafe(
+        f"the scheduler at {scheduler} answers callers without a token, so everybody who reaches this port"
+        " would be served: give it tokens (--token-file, or -S tokens-file=FILE), or listen on loopback"
+    )
+
+
+def error_is_a_schedulers(error: errors.PacelineError) -> bool:
+    """Whether a scheduler itself has answered so, and has thus let the caller in."""
+    return bool(error.reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

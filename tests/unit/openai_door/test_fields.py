@@ -1,0 +1,77 @@
+"""Each field that OpenAI's own types have is done, accepted at its default, or refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from paceline_openai.fields import Table
+from paceline_openai.refusals import Refusal
+from paceline_openai.routes import ENDPOINTS
+
+TABLES = {endpoint.path: endpoint.table for endpoint in ENDPOINTS if endpoint.table is not None}
+OPENAIS = {
+    "/v1/chat/completions": (
+        "messages model audio frequency_penalty function_call functions logit_bias logprobs"
+        " max_completion_tokens max_tokens metadata modalities moderation n parallel_tool_calls prediction"
+        " presence_penalty prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort"
+        " response_format safety_identifier seed service_tier stop store stream stream_options temperature"
+        " tool_choice tools top_logprobs top_p user verbosity web_search_options"
+    ),
+    "/v1/completions": (
+        "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed"
+        " stop stream stream_options suffix temperature top_p user"
+    ),
+    "/v1/embeddings": "input model dimensions encoding_format user",
+}
+"""Top-level fields of the requests of OpenAI's SDK 2.54; tests/gateway/test_door.py asks the SDK itself."""
+
+
+@pytest.mark.parametrize("path", OPENAIS)
+def test_each_field_of_openais_types_is_known(path: str) -> None:
+    assert set(OPENAIS[path].split()) <= set(TABLES[path].fields)
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_a_field_that_is_not_done_is_refused_by_its_name_unless_at_its_default(path: str) -> None:
+    table: Table = TABLES[path]
+    minimal: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "input": "x",
+        "query": "x",
+        "documents": ["x"],
+        "tokens": [1],
+    }
+    required = {name: minimal[name] for name, field in table.fields.items() if field.required}
+    table.read(required)
+    for name, field in table.fields.items():
+        assert field.note
+        if not field.required:
+            table.read({**required, name: None})
+        if field.kind is None:
+            with pytest.raises(Refusal) as refused:
+                table.read({**required, name: {"no": "default"}})
+            assert (refused.value.status, refused.value.param) == (400, name)
+            assert name in refused.value.message
+            for value in field.defaults:
+                assert name not in table.read({**required, name: value})
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_an_unknown_field_and_a_missing_one_are_refused(path: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        TABLES[path].read({"tempratur": 1})
+    assert (refused.value.param, refused.value.code) == ("tempratur", "unknown_parameter")
+    required = [name for name, field in TABLES[path].fields.items() if field.required]
+    if required:
+        with pytest.raises(Refusal) as refused:
+            TABLES[path].read({})
+        assert (refused.value.param, refused.value.code) == (required[0], "missing_required_parameter")
+
+
+@pytest.mark.parametrize("value", [True, "1", [], {}, 1e400, -1, 2**40])
+def test_a_wrong_number_is_refused(value: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        TABLES["/v1/completions"].read({"prompt": "x", "max_tokens": value})
+    assert refused.value.param == "max_tokens"
