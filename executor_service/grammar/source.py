@@ -13,6 +13,10 @@ STACK_BYTES = 128 << 20
 GrammarKind = Literal["json_schema", "regex", "choices", "lark", "structural_tag"]
 
 
+UNTRIED = "the grammar engine does not answer; try again"
+"""Why a grammar can't be compiled now; it may be compiled later."""
+
+
 class GrammarInvalid(Exception):
     """The grammar can't be compiled, or not within the limits; the message says why."""
 

@@ -18,11 +18,12 @@ from queue import SimpleQueue
 from threading import Lock
 
 from service_kit.logs import Log
+from service_kit.standstill import killed_if_still
 
 import executor_service
 from executor_service.contract.grammar import Grammar
 from executor_service.grammar.engine import GrammarEngine
-from executor_service.grammar.source import GrammarInvalid, GrammarSource
+from executor_service.grammar.source import UNTRIED, GrammarInvalid, GrammarSource
 
 CPU_S = 0.5
 """CPU time to compile a grammar in; what is not hostile takes milliseconds."""
@@ -50,24 +51,22 @@ class TrialProcess:
         grammar = {"kind": source.kind, "text": source.text, "choices": source.choices}
         line = json.dumps(grammar).encode() + b"\n"
         status = 0
-        for _ in range(2):  # it may have been ended by somebody else
+        for _ in range(2):  # it may have been ended by somebody else, or have stood still
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
-            try:
+            with suppress(BrokenPipeError), killed_if_still(process) as watch:
                 process.stdin.write(line)
                 process.stdin.flush()
                 if answer := process.stdout.readline():
                     return str(json.loads(answer))
-            except BrokenPipeError:
-                pass
             status = self._end(process)
             if status == -signal.SIGPROF:
                 break
         log.warning("a grammar ended the process that tried it", status=status, kind=source.kind)
         if status == -signal.SIGPROF:
             return "it takes more work to compile than the limits allow"
-        return "the grammar engine failed on this grammar"
+        return UNTRIED if watch.has_killed else "the grammar engine failed on this grammar"
 
     def close(self) -> None:
         """End the process, also while a grammar is tried."""

@@ -14,7 +14,7 @@ from service_kit.logs import Log
 from executor_service.backends.base import ModelDescription, TokenizerBundle
 from executor_service.contract.grammar import Grammar
 from executor_service.grammar.late import LateGrammar
-from executor_service.grammar.source import GrammarInvalid, GrammarSource
+from executor_service.grammar.source import UNTRIED, GrammarInvalid, GrammarSource
 
 if TYPE_CHECKING:
     from executor_service.grammar.tried_engine import TriedEngine
@@ -57,7 +57,10 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(source)
-        return await asyncio.shield(future)  # others may wait for it, too
+        compiled = await asyncio.shield(future)  # others may wait for it, too
+        if compiled == UNTRIED and self._kept.get(source) is future:
+            del self._kept[source]
+        return compiled
 
     async def _late(self, source: GrammarSource, begins_after: int) -> Grammar | str:
         if begins_after in self._ends:

@@ -3,8 +3,8 @@
 A job's limit is CPU time of the thread that runs it, read from /proc: a busy or suspended machine does not
 make a job exceed it. Wall time decides where there is no /proc, and when the process neither works nor
 answers; pauses of the scheduler itself do not count, nor does time in which the job's thread works or waits
-for a processor. A process that was stopped (SIGSTOP) is recognized by its state, and killed after
-MAX_STOPPED_S.
+for a processor. A process of which no thread works is killed sooner, by the rule of all helper processes
+(service_kit.standstill).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+from service_kit.procfs import ThreadState, thread_state
+from service_kit.standstill import Standstill
 
 from scheduler_service.text.frames import (
     EXIT_MEMORY,
@@ -36,8 +38,6 @@ LONG_CPU_S = 0.05
 """CPU time after which a job's thread gets the priority of large jobs."""
 MAX_TICKS = 3
 """Watch intervals that count between two checks at most: if more time passed, the scheduler was paused."""
-MAX_STOPPED_S = 5.0
-"""How long a process that runs a job may be stopped by a signal while the scheduler itself is running."""
 START_TIMEOUT_S = 60.0
 READ_BYTES = 1 << 20
 
@@ -95,7 +95,7 @@ class TextProcess:
         self._stuck = False
         self._watch: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
-        self._stopped_s = 0.0
+        self._standstill = Standstill(process.pid)
 
     @classmethod
     async def start(cls, limits: TextLimits, freed: Callable[[], None]) -> TextProcess:
@@ -200,8 +200,10 @@ class TextProcess:
         self._watch = None
         elapsed = asyncio.get_running_loop().time() - self._checked_at
         elapsed = min(elapsed, MAX_TICKS * WATCH_INTERVAL_S)
-        self._stopped_s = self._stopped_s + elapsed if is_stopped(self.pid) else 0.0
-        if self._stopped_s > MAX_STOPPED_S and not self.idle:
+        if self.idle:
+            self._standstill.rests()
+            return
+        if self._standstill.look(elapsed):
             self._kill(None)
             return
         for state in self._threads:
@@ -234,35 +236,3 @@ def _lower_priority(thread: int) -> None:
 async def _read(reader: asyncio.StreamReader) -> tuple[Header, bytes]:
     head, payload = frame_lengths(await reader.readexactly(PREFIX.size))
     return decode_header(await reader.readexactly(head)), await reader.readexactly(payload)
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadState:
-    """One thread: what it has used, and whether it could use more now."""
-
-    cpu_s: float
-    """User and system time, in seconds."""
-    is_runnable: bool
-    """It has a processor, or waits for nothing else."""
-
-
-def thread_state(pid: int, thread: int) -> ThreadState | None:
-    """None if unknown, or the thread has ended."""
-    fields = _stat(f"/proc/{pid}/task/{thread}/stat")
-    if fields is None:
-        return None
-    return ThreadState((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal such as SIGSTOP; False if unknown."""
-    fields = _stat(f"/proc/{pid}/stat")
-    return fields is not None and fields[0] == "T"
-
-
-def _stat(path: str) -> list[str] | None:
-    """Fields of a stat file from the third, the state, on (proc_pid_stat(5)); None if it can't be read."""
-    try:
-        return Path(path).read_text().rpartition(")")[2].split()
-    except OSError:
-        return None

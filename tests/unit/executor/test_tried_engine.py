@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
+from service_kit import standstill
 
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from executor_service.grammar.engine import GrammarEngine
-from executor_service.grammar.source import GrammarInvalid, GrammarSource
+from executor_service.grammar.source import UNTRIED, GrammarInvalid, GrammarSource
 from executor_service.grammar.tried_engine import TrialProcess, TriedEngine
 
 SETTINGS = {
@@ -18,6 +23,7 @@ SETTINGS = {
     "compile_fuel": 1_000_000,
     "step_fuel": 50_000,
 }
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process does")
 WHOLE = GrammarSource("regex", "a+")
 BROKEN = GrammarSource("regex", "(a")
 # Each terminal is the next one twice: the library's simplification takes minutes before its fuel ends it.
@@ -45,6 +51,39 @@ def test_a_process_that_somebody_else_has_ended_is_started_again(trial: TrialPro
     assert trial._process is not None
     trial._process.kill()
     assert "unclosed group" in trial.why_not(BROKEN)
+
+
+@linux
+@pytest.mark.parametrize("bulk", [0, 1 << 20], ids=["small", "more than a pipe holds"])
+def test_a_process_that_stands_still_is_replaced_and_its_grammar_is_tried_once_more(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch, bulk: int
+) -> None:
+    monkeypatch.setattr(standstill, "MAX_STILL_S", 0.2)
+    assert trial.why_not(WHOLE) == ""
+    assert trial._process is not None
+    before = trial._process.pid
+    os.kill(before, signal.SIGSTOP)
+    assert "invalid regex" in trial.why_not(GrammarSource("regex", "a" * bulk + "(a"))
+    assert trial._process is not None
+    assert trial._process.pid != before
+
+
+@linux
+def test_a_grammar_that_no_process_answers_is_not_called_invalid_for_ever(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = TrialProcess._running
+
+    def stopped(self: TrialProcess) -> subprocess.Popen[bytes]:
+        process = running(self)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    with monkeypatch.context() as changed:
+        changed.setattr(standstill, "MAX_STILL_S", 0.0)
+        changed.setattr(TrialProcess, "_running", stopped)
+        assert trial.why_not(WHOLE) == UNTRIED
+    assert trial.why_not(WHOLE) == ""
 
 
 def test_a_grammar_that_ends_the_process_is_refused(trial: TrialProcess) -> None:

@@ -71,7 +71,7 @@ async def test_a_stuck_process_is_replaced_and_its_job_is_done_by_the_next(
 async def test_a_stopped_process_is_replaced_before_its_wall_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scheduler_service.text.process.MAX_STOPPED_S", 0.0)
+    monkeypatch.setattr("service_kit.standstill.MAX_STILL_S", 0.0)
     async with tools(files()) as (text, pool):
         before = pool.pids
         stopped(pool)

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from service_kit.logs import Log
+from service_kit.procfs import process_state
+from service_kit.standstill import LOOK_S, MAX_STILL_S
 
 from executor_service.backends.torch_backend.parallel.ranks import Rank
 
@@ -31,11 +34,15 @@ class Followers:
     def __init__(self, command: Sequence[str], ranks: Sequence[Rank], on_loss: OnLoss) -> None:
         self._on_loss = on_loss
         self._closing = False
+        self._calls = self._open_calls = 0
+        self._ended = threading.Event()
         self._processes = {rank.number: _start(command, rank) for rank in ranks}
         self._watchers = [
             threading.Thread(target=self._watch, args=item, name=f"rank-{item[0]}", daemon=True)
             for item in self._processes.items()
         ]
+        if self._processes:
+            self._watchers.append(threading.Thread(target=self._watch_stops, name="ranks", daemon=True))
         for watcher in self._watchers:
             watcher.start()
 
@@ -43,6 +50,16 @@ class Followers:
     def pids(self) -> list[int]:
         """Process ids in rank order."""
         return [process.pid for process in self._processes.values()]
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The ranks have the work of this context, and perhaps more that it began."""
+        self._calls += 1
+        self._open_calls += 1
+        try:
+            yield
+        finally:
+            self._open_calls -= 1
 
     def close(self) -> None:
         """Close the pipes, wait up to 5 s for each process to exit, then kill those that remain."""
@@ -54,6 +71,7 @@ class Followers:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_S)
         self.kill()
+        self._ended.set()
         for watcher in self._watchers:
             watcher.join()
 
@@ -69,6 +87,28 @@ class Followers:
         if not self._closing:
             self.kill()
             self._on_loss(rank, status)
+
+    def _watch_stops(self) -> None:
+        """Kill a rank that was stopped by a signal for MAX_STILL_S while it had work.
+
+        Ranks wait for each other without using a processor, so that nothing else tells who stands still. One
+        that does for another reason keeps the others waiting, which the collectives bound by their timeout.
+        """
+        still_s = dict.fromkeys(self._processes, 0.0)
+        calls_at_stop = dict.fromkeys(self._processes, 0)
+        looked_at = time.monotonic()
+        while not self._ended.wait(LOOK_S):
+            elapsed_s, looked_at = min(time.monotonic() - looked_at, 3 * LOOK_S), time.monotonic()
+            for rank, process in self._processes.items():
+                state = process_state(process.pid)
+                if state is None or not state.is_stopped:
+                    still_s[rank], calls_at_stop[rank] = 0.0, self._calls
+                elif self._open_calls or self._calls > calls_at_stop[rank]:
+                    still_s[rank] += elapsed_s
+                if still_s[rank] > MAX_STILL_S:
+                    log.warning("a rank stands still: it is killed", rank=rank, pid=process.pid)
+                    process.kill()  # which _watch notices
+                    return
 
 
 def _start(command: Sequence[str], rank: Rank) -> subprocess.Popen[bytes]:

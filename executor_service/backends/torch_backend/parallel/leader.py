@@ -186,7 +186,8 @@ class LeaderBackend(Synchronous):
     def _all_or_none(self) -> Iterator[None]:
         """Kill the followers if a call fails; none is expected to connect any more."""
         try:
-            yield
+            with self._followers.working():
+                yield
         except BaseException:
             self._followers.kill()
             if self._listener is not None:
