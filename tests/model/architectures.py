@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tests.model import newer_architectures as newer
 from tests.model.tiny import save_random
 
 _SIZES: dict[str, Any] = {
@@ -87,6 +88,7 @@ _OWN: dict[str, dict[str, dict[str, Any]]] = {
         "one-expert": {"num_experts_per_tok": 1},
         "all-experts": {"num_experts_per_tok": 4, "num_local_experts": 4},
     },
+    **newer.OWN,
 }
 _CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "mistral": (MistralConfig, {"sliding_window": 13}),
@@ -106,6 +108,7 @@ _CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
         {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "mixtral": (MixtralConfig, {"num_local_experts": 5}),
+    **newer.CLASSES,
 }
 ARCHITECTURES = tuple(_CLASSES)
 VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {name: _COMMON | _OWN[name] for name in ARCHITECTURES}
@@ -122,6 +125,7 @@ FAST_CASES = [
     ("olmo3", "two-ropes"),
     ("mixtral", "window"),
     ("mixtral", "sharded"),
+    *newer.FAST_CASES,
 ]
 """Of which every run of the tests tries these."""
 

@@ -17,15 +17,15 @@ from executor_service.backends.torch_backend.files.architecture.families import 
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.checkpoints.formats import FORMATS as QUANTIZED
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
-from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec
+from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec, lacking_on_cuda
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole
 from tests.model.quantized.written import write
-from tests.model.tiny import ALL_CONFIGS, save
+from tests.model.tiny import ALL_CONFIGS, NEWER_CONFIGS, save
 
 _HEAD = ("`model_type`", "GGUF", *DTYPES, "quantized checkpoints")
-MODELS = {make().model_type: name for name, make in reversed(ALL_CONFIGS.items())}
+MODELS = {make().model_type: name for name, make in reversed((ALL_CONFIGS | NEWER_CONFIGS).items())}
 """A tiny model of each `model_type`."""
 
 
@@ -40,9 +40,10 @@ def _row(family: str, path: Path) -> str:
     save(MODELS[family], path / "plain")
     checkpoint = open_checkpoint(path / "plain")
     checkpoint.close()
+    gguf = FAMILIES[family].gguf
     dtypes = [_devices(path / "plain", checkpoint.spec, dtype) for dtype in DTYPES]
     return _line(
-        [f"`{family}`", f"`{FAMILIES[family].gguf}`", *dtypes, _quantized(family, path / "quantized")]
+        [f"`{family}`", f"`{gguf}`" if gguf else "", *dtypes, _quantized(family, path / "quantized")]
     )
 
 
@@ -70,7 +71,7 @@ def _on_cuda(spec: ModelSpec, dtype: str) -> bool:
         check_spec(spec, kernels, dtype)
     except ModelError:
         return False
-    return True
+    return not lacking_on_cuda(spec)
 
 
 def _quantized(family: str, path: Path) -> str:

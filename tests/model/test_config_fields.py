@@ -51,7 +51,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-moe", {"router_logit_softcapping": 30.0}),
     ("llama", {"clip_qkv": 8.0}),
     ("qwen3-moe", {"swiglu_limit": 7.0}),
-    ("llama", {"mlp_bias": True}),
     ("llama", {"lm_head_bias": True}),
     ("llama", {"use_bias": True}),
     ("llama", {"qkv_bias": True}),

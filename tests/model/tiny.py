@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -20,6 +26,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 _SIZES: dict[str, Any] = {
@@ -91,11 +99,22 @@ MORE_CONFIGS: dict[str, Any] = {
 }
 """Those of architectures that `test_architectures.py` tries in many shapes."""
 ALL_CONFIGS = CONFIGS | MORE_CONFIGS
+NEWER_CONFIGS: dict[str, Any] = {
+    "granite": lambda: GraniteConfig(**_SIZES),
+    "smollm3": lambda: SmolLM3Config(**_SIZES, no_rope_layers=[1, 0, 1]),
+    "seed_oss": lambda: SeedOssConfig(**_SIZES, head_dim=16),
+    "ernie4_5": lambda: Ernie4_5Config(**_SIZES, head_dim=16),
+    "glm": lambda: GlmConfig(**_SIZES, head_dim=16),
+    "glm4": lambda: Glm4Config(**_SIZES, head_dim=16),
+    "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
+    "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
+}
+"""Those of `newer_architectures.py`."""
 
 
 def save(name: str, path: Path, **options: Any) -> PreTrainedModel:
     """Write a random model of this kind to `path` and return transformers' own of it."""
-    return save_random(ALL_CONFIGS[name](), path, **options)
+    return save_random((ALL_CONFIGS | NEWER_CONFIGS)[name](), path, **options)
 
 
 def save_random(

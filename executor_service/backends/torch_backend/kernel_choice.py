@@ -83,8 +83,15 @@ def check_dependent_launch(device: torch.device) -> None:
     check_capability(what, device, _MIN_DEPENDENT_LAUNCH_CAPABILITY)
 
 
+def lacking_on_cuda(spec: ModelSpec) -> str:
+    """What a model needs that the kernels for CUDA don't have; "": nothing."""
+    return "capped attention scores (attn_logit_softcapping)" if spec.score_cap else ""
+
+
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:
     """Raises ModelError for models that these kernels do not compute."""
+    if kernels.device.type == "cuda" and (lacking := lacking_on_cuda(spec)):
+        raise ModelError(f"{lacking}: not supported on CUDA")
     if spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
         # torch has no grouped product of int8, and most of such a model is experts.
         raise ModelError(f"dtype {dtype_name} is not for mixtures of experts on this device")

@@ -88,7 +88,6 @@ def test_places_without_a_model(tmp_path: Path) -> None:
         ({"tie_word_embeddings": False}, "lm_head.weight"),
         ({"eos_token_id": 32}, "eos"),
         ({"eos_token_id": "two"}, "eos_token_id"),
-        ({"mlp_bias": True}, "mlp_bias"),
     ],
 )
 def test_configs_that_do_not_fit(model: Path, changes: dict[str, Any], word: str) -> None:

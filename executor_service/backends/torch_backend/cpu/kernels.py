@@ -47,7 +47,9 @@ from executor_service.backends.torch_backend.ops.kernels import (
     Block,
     GatedLinear,
     Linear,
+    PlainGated,
     RecordedBlocks,
+    join,
 )
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
@@ -99,8 +101,16 @@ class CpuKernels:
         """The output layer, in the precision of the other linear layers."""
         return self.linear([weight])
 
-    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
+        if bias is not None:  # few models have one: no kernel of its own
+            return PlainGated(self.linear([gate, up], bias), join, activation)
         scaled = alike((gate, up))
         if scaled is None:
             return PackedGated(plain(gate), plain(up), activation, self.pool)
@@ -209,8 +219,16 @@ class CpuInt8Kernels(CpuKernels):
         """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
-    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in int8, packed once."""
+        if bias is not None:  # few models have one: no kernel of its own
+            return PlainGated(self.linear([gate, up], bias), join, activation)
         return Int8Gated(gate, up, activation, self.pool, self._scratch)
 
 
@@ -237,8 +255,16 @@ class CpuBlockKernels(CpuKernels):
             return super().linear(list(map(plain, parts)), bias)
         return BlockLinear(blocks, bias, self.pool, self._scratch)
 
-    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
         """activation(x G^T) * (x U^T), with G and U in blocks, packed once."""
+        if bias is not None:  # few models have one: no kernel of its own
+            return PlainGated(self.linear([gate, up], bias), join, activation)
         blocks = _in_blocks((gate, up))
         if blocks is None:
             return super().gated(plain(gate), plain(up), activation)

@@ -22,6 +22,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
+_MLP_LAYERS = ("gate_proj", "up_proj", "down_proj")
+
+
 def by_fields(name: str) -> str:
     """ ", by" and the fields that a tensor's presence and shape follow from; "" where none is known."""
     *path, layer, kind = name.split(".")
@@ -33,5 +36,5 @@ def by_fields(name: str) -> str:
     if fields and "layers" in path:
         fields = ("num_hidden_layers", *fields)
     if fields and kind == "bias":
-        fields = (*fields, "attention_bias")
+        fields = (*fields, "mlp_bias" if layer in _MLP_LAYERS else "attention_bias")
     return f", by {', '.join(fields)}" if fields else ""

@@ -73,16 +73,21 @@ def place_in_gguf(spec: ModelSpec, name: str) -> Place:
     return place._replace(name=f"blk.{layer}.{stored}.{suffix}")
 
 
+def is_rotated(name: str) -> bool:
+    """Whether the rows of one of the model's tensors are elements of queries or keys."""
+    return name.startswith("model.layers.") and _split(name)[1] in ("self_attn.q_proj", "self_attn.k_proj")
+
+
 def _unfused(spec: ModelSpec, name: str) -> Place:
     """The stored tensor that the file has instead of this one, by its own name, and the part of it."""
     layer, stem, suffix = _split(name)
-    if FAMILIES[spec.architecture].fused:
-        for fused, parts in _FUSED.items():
-            if stem in parts:
-                sizes = [_rows(spec, part) for part in parts]
-                first = sum(sizes[: parts.index(stem)])
-                rows = slice(first, first + _rows(spec, stem))
-                return Place(f"model.layers.{layer}.{fused}.{suffix}", rows, sum(sizes))
+    for fused in FAMILIES[spec.architecture].fused:
+        parts = _FUSED[fused]
+        if stem in parts:
+            sizes = [_rows(spec, part) for part in parts]
+            first = sum(sizes[: parts.index(stem)])
+            rows = slice(first, first + _rows(spec, stem))
+            return Place(f"model.layers.{layer}.{fused}.{suffix}", rows, sum(sizes))
     return Place(name)
 
 

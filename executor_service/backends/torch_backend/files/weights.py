@@ -30,13 +30,15 @@ from executor_service.backends.torch_backend.files.architecture.spec import Mode
 from executor_service.backends.torch_backend.files.checkpoints.formats import open_directory
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
 from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
-from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
+from executor_service.backends.torch_backend.files.rope_pairs import halves_first
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     Place,
+    is_rotated,
     place_in_directory,
     place_in_gguf,
 )
@@ -97,7 +99,8 @@ def open_checkpoint(path: Path, *, blocks: bool = False) -> Checkpoint:
 
 def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of a model of this spec."""
-    hidden, q, kv = spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     yield EMBEDDING, (spec.vocab_size, hidden)
     yield FINAL_NORM, (hidden,)
     if not spec.tied_embeddings:
@@ -122,6 +125,9 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield from _mlp_shapes(f"{layer}mlp.experts.{j}.", hidden, spec.moe.intermediate_size)
         else:
             yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size)
+            if spec.mlp_bias:
+                for part, rows in (("gate", inner), ("up", inner), ("down", hidden)):
+                    yield f"{layer}mlp.{part}_proj.bias", (rows,)
 
 
 def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
@@ -215,10 +221,16 @@ class DirectoryCheckpoint:
         )
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        return self._store.read(*self._stored_part(name, part))
+        return plain(self._ordered(name, self._store.read(*self._stored_part(name, part))))
 
     def read_weight(self, name: str, part: Part | None = None) -> Weight:
-        return self._store.read_weight(*self._stored_part(name, part))
+        return self._ordered(name, self._store.read_weight(*self._stored_part(name, part)))
+
+    def _ordered(self, name: str, weight: Weight) -> Weight:
+        """Rows, of whole heads, in the order in which they are rotated."""
+        if FAMILIES[self.spec.architecture].pairs and is_rotated(name):
+            return halves_first(weight, self.spec.head_dim, self.spec.rotary_dim)
+        return weight
 
     def _stored_part(self, name: str, part: Part | None) -> tuple[str, Part | None]:
         """The stored tensor that has this part of one of the model's, and the part of it."""

@@ -27,8 +27,14 @@ class Mlp:
         shard: Shard,
     ) -> None:
         gate, up = (checkpoint.read_weight(f"{prefix}{part}_proj.weight") for part in ("gate", "up"))
-        self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation)
-        down = kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")])
+        inner_bias = bias = None
+        if checkpoint.spec.mlp_bias:
+            gate_bias, up_bias, bias = (
+                checkpoint.read(f"{prefix}{part}_proj.bias") for part in ("gate", "up", "down")
+            )
+            inner_bias = torch.cat([gate_bias, up_bias])
+        self.gated: GatedLinear = kernels.gated(gate, up, checkpoint.spec.activation, inner_bias)
+        down = kernels.linear([checkpoint.read_weight(prefix + "down_proj.weight")], bias)
         self.down = shard.summed(kernels, down)
         self.norm, self._norms = norm, norms
 

@@ -162,7 +162,10 @@ class Model:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
         self._most_outputs = max(self._most_outputs, len(hidden))
-        return self.head(hidden).float()
+        logits, s = self.head(hidden).float(), self.spec
+        if s.logit_scale != 1:
+            logits = logits * s.logit_scale
+        return logits if s.logit_cap == 0 else s.logit_cap * torch.tanh(logits / s.logit_cap)
 
     def shared_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, whole vocabulary], on every rank."""
@@ -235,6 +238,7 @@ class Model:
             k_norm=k_norm if of_each else none,
             scale=s.attention_scale,
             window=s.window_of(i),
+            score_cap=s.score_cap,
         )
         common = self.kernels, checkpoint, prefix + "mlp.", self._norms
         mlp_norm = self._norm(checkpoint, prefix, s.norms.after_mlp)

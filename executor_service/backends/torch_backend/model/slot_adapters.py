@@ -10,7 +10,10 @@ import torch
 
 from executor_service.adapters.weights import AdapterWeights, LinearKey, as_float32
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.rope_pairs import halves_first
+from executor_service.backends.torch_backend.files.scaled_numbers import plain
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.low_rank import (
     AdaptedRows,
@@ -27,7 +30,8 @@ class SlotAdapters:
 
     def __init__(self, spec: ModelSpec, kernels: LowRankKernels, shard: Shard) -> None:
         """`spec`: of this rank's part."""
-        self._layers, self._parts = spec.layers, parts_of(spec)
+        self._spec, self._layers, self._parts = spec, spec.layers, parts_of(spec)
+        self._pairs = FAMILIES[spec.architecture].pairs  # of directories, which adapters are trained with
         self._kernels, self._shard = kernels, shard
         self._slots: dict[int, Any] = {}
 
@@ -69,6 +73,8 @@ class SlotAdapters:
         """One after the other, since they are larger here than where they are stored."""
         for change in weights.changes:
             a, b = (torch.from_numpy(as_float32(factor)) for factor in (change.a, change.b))
+            if self._pairs and change.module in ("q_proj", "k_proj"):
+                b = plain(halves_first(b, self._spec.head_dim, self._spec.rotary_dim))
             a, b = self._shard.cut_factors(change.layer, change.module, a, b)
             yield PartFactors(self._parts[change.layer, change.module], a, b)
 

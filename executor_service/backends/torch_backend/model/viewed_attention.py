@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from executor_service.backends.torch_backend.ops.batch import Batch
-from executor_service.backends.torch_backend.ops.kernels import AttentionWeights, Kernels, PlainKernels
+from executor_service.backends.torch_backend.ops.kernels import (
+    AttentionWeights,
+    Kernels,
+    PlainKernels,
+    attend,
+)
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.page_format import get, put
 from executor_service.contract.forward_view import BLOCK, ForwardView
@@ -38,11 +42,8 @@ class ViewedAttention:
         for begin in range(0, len(q), BLOCK):
             end = min(begin + BLOCK, len(q))
             seen = torch.from_numpy(self._view.seen(begin, end, w.window)).to(qkv.device)
-            out = functional.scaled_dot_product_attention(
-                q[begin:end].transpose(0, 1)[None], keys[None, :, :end], values[None, :, :end],
-                attn_mask=seen, enable_gqa=True, scale=w.scale,
-            )  # fmt: skip
-            outs.append(out[0].transpose(0, 1).flatten(1))
+            queries = q[begin:end].transpose(0, 1)
+            outs.append(attend(queries, keys[:, :end], values[:, :end], seen, w))
         return torch.cat(outs)
 
     def _positions(self, batch: Batch) -> torch.Tensor:

@@ -78,6 +78,7 @@ class AttentionWeights:
     k_norm: torch.Tensor  # the same
     scale: float  # of scores
     window: int = 0  # tokens that a query sees, up to its own; 0: all
+    score_cap: float = 0.0  # scores s become cap * tanh(s / cap), if it is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,14 @@ class Kernels(Picker, Protocol):
     def head(self, weight: Weight) -> Linear:
         """The output layer; its results may be wider than the dtype."""
 
-    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
-        """The first half of a gated MLP."""
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
+        """The first half of a gated MLP; bias: of gate, then of up."""
 
     def route(
         self, logits: torch.Tensor, count: int, *, renormalize: bool
@@ -174,6 +181,26 @@ class Kernels(Picker, Protocol):
         """All blocks as one callable where that is faster than single operations, else None."""
 
 
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, w: AttentionWeights
+) -> torch.Tensor:
+    """Attention of one row in plain torch, [tokens, heads * head_dim].
+
+    queries [heads, tokens, head_dim]; keys and values [kv_heads, keys, head_dim]; seen: [tokens, keys].
+    """
+    if not w.score_cap:
+        out = functional.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=seen, enable_gqa=True, scale=w.scale
+        )[0]
+        return out.transpose(0, 1).flatten(1)
+    group = w.heads // w.kv_heads
+    keys, values = (x.repeat_interleave(group, 0).float() for x in (keys, values))
+    scores = queries.float() @ keys.transpose(1, 2) * w.scale
+    scores = w.score_cap * torch.tanh(scores / w.score_cap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ values).to(queries.dtype).transpose(0, 1).flatten(1)
+
+
 class PlainLinear:
     """x W^T + b through F.linear."""
 
@@ -193,6 +220,12 @@ class PlainLinear:
 
     def bytes(self) -> int:
         return self.weight.nbytes
+
+
+def join(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation of the left half of each row times its right half."""
+    gate, up = both.chunk(2, dim=-1)
+    return activation.of(gate) * up
 
 
 class PlainGated:
@@ -248,8 +281,14 @@ class PlainKernels:
     def head(self, weight: Weight) -> Linear:
         return PlainLinear(self._put(plain(weight)), None)
 
-    def gated(self, gate: Weight, up: Weight, activation: Activation = Activation.SILU) -> GatedLinear:
-        return PlainGated(self.linear([gate, up]), self.join, activation)
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
+        return PlainGated(self.linear([gate, up], bias), self.join, activation)
 
     def route(
         self, logits: torch.Tensor, count: int, *, renormalize: bool
@@ -257,9 +296,7 @@ class PlainKernels:
         return route(logits, count, renormalize=renormalize)
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The activation of the left half of each row times its right half."""
-        gate, up = both.chunk(2, dim=-1)
-        return activation.of(gate) * up
+        return join(both, activation)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None
@@ -292,10 +329,7 @@ class PlainKernels:
             distance = torch.arange(int(start), length, device=self.device)[:, None] - positions[None, :]
             visible = (distance >= 0) & (distance < (w.window or length))
             queries = q[first : first + count].transpose(0, 1)
-            out = functional.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=visible, enable_gqa=True, scale=w.scale
-            )
-            outs.append(out[0].transpose(0, 1).flatten(1))
+            outs.append(attend(queries, keys, values, visible, w))
             first += count
         return torch.cat(outs)
 

@@ -78,7 +78,7 @@ class Cut:
             return (slice(None), self._share(s.heads, s.head_dim))
         if layer in ("gate_proj", "up_proj"):
             return (self._share(self._neurons(name)),)
-        if layer == "down_proj":
+        if layer == "down_proj" and kind == "weight":
             return (slice(None), self._share(self._neurons(name)))
         return None
 
@@ -114,11 +114,12 @@ class CutCheckpoint:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """This rank's part of a tensor.
 
-        The bias of `o_proj` is zero on all ranks but 0, because the ranks' outputs are summed.
+        The biases of `o_proj` and `down_proj` are zero on all ranks but 0, because the ranks' outputs are
+        summed.
         """
         assert part is None
         tensor = self._whole.read(name, self._cut.part(name))
-        if name.endswith("o_proj.bias") and self._cut.rank > 0:
+        if name.endswith(("o_proj.bias", "down_proj.bias")) and self._cut.rank > 0:
             return torch.zeros_like(tensor)
         return tensor
 

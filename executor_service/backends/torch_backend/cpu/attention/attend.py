@@ -41,6 +41,7 @@ from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
     FLAGS,
     exp32,
     float_of_bits,
+    tanh32,
 )
 
 Array = NDArray[np.float32]
@@ -77,6 +78,7 @@ class AttendPages(NamedTuple):
     out: Address  # fp32 [rows, heads * head_dim]
     scale: float  # of scores
     window: int  # tokens that a query sees, up to its own
+    score_cap: float  # scores s become cap * tanh(s / cap); 0: they do not
 
 
 _read = reader(AttendPages)
@@ -121,6 +123,14 @@ def _softmax_block(scores: Array, highest: Array, total: Array, acc: Array, rows
         total[r] += part
 
 
+@njit(nogil=True, error_model="numpy", fastmath=FLAGS)
+def _cap_scores(scores: Array, tile: int, cap: np.float32, rows: int) -> None:
+    """Cap a tile of scores [rows, _BLOCK]."""
+    for r in range(rows):
+        for j in range(tile * LANES, (tile + 1) * LANES):
+            scores[r, j] = cap * tanh32(scores[r, j] / cap)
+
+
 @njit(nogil=True, fastmath=FLAGS)
 def _attend_item(
     queries: Array,
@@ -130,6 +140,7 @@ def _attend_item(
     table: Ints,
     head: int,
     window: int,
+    cap: np.float32,
     pages: Pages,
     scores: Array,
     acc: Array,
@@ -178,6 +189,8 @@ def _attend_item(
                 to = scores.ctypes.data + r * score_stride + b * RESULT_BYTES
                 asked = queries.ctypes.data + r * query_bytes
                 put_scores(pages, asked, keys, scales[b], to, score_stride, min(together, rows - r))
+            if cap > _ZERO:
+                _cap_scores(scores, b, cap, rows)
             if first + LANES - 1 > position or lanes < LANES:
                 for r in range(rows):
                     visible = min(lanes, position + r // group + 1 - first)
@@ -238,6 +251,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
         table,
         head,
         call.window,
+        np.float32(call.score_cap),
         pages,
         scores,
         acc,

@@ -77,8 +77,18 @@ def attention_calls(
         norm_size=len(w.q_norm),
         eps=w.eps,
     )
-    window = w.window or len(w.cos)
-    return rotate, AttendPages(rows, items, pages, qkv, group, out, w.scale, window)
+    attend = AttendPages(
+        rows=rows,
+        items=items,
+        pages=pages,
+        qkv=qkv,
+        heads_per_kv_head=group,
+        out=out,
+        scale=w.scale,
+        window=w.window or len(w.cos),
+        score_cap=w.score_cap,
+    )
+    return rotate, attend
 
 
 class CpuRecordedBlocks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
@@ -26,6 +26,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import (
     ModelSpec,
     MoeSpec,
     QkNorm,
+    WindowSpec,
     checked,
 )
 from executor_service.files.fields import Fields, shown
@@ -48,7 +49,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         raise f.fault(f"model_type {shown(architecture)} is not supported, only {', '.join(FAMILIES)}")
     family = FAMILIES[architecture]
     for key, accepted in NEUTRAL.items():
-        if key not in family.fields:
+        if key not in family.own_fields:
             f.only(key, accepted)
     # The format of the weights is not about the spec: `checkpoints` reads it.
     f.ignore(*HARMLESS, *family.fields, "quantization_config")
@@ -57,27 +58,35 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     def size(key: str) -> int:
         return f.size(key, defaults.get(key))
 
-    f.only("qkv_bias", (family.qkv_bias,))
+    f.only("qkv_bias", (family.biases.qkv == ("", True),))
     for key in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
         f.only(key, (family.qk_norm is not QkNorm.NONE,))
+
+    def bias(rule: tuple[str, bool]) -> bool:
+        field, default = rule
+        return f.flag(field, default=default) if field else default
+
     layers = f.size("num_hidden_layers", defaults["num_hidden_layers"], MAX_LAYERS)
     positions = size("max_position_embeddings")
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab_size = size("vocab_size")
-    attention_bias = f.flag("attention_bias", default=False)
+    f.flag("attention_bias", default=False)  # of all, also of those that never have biases or always
     end_ids = "eos_token_id", vocab_size, MAX_END_IDS
     stops = Fields(generation, "generation_config.json").end_ids(*end_ids) or f.end_ids(*end_ids)
     f.ignore("eos_token_id")
     # Null means as many KV heads as heads; where the field is missing, the class has its own default.
     kv_heads = heads if "num_key_value_heads" in config else defaults.get("num_key_value_heads", heads)
     head_dim = f.size("head_dim", defaults.get("head_dim", max(hidden // heads, 1)))
-    rotary_dim = rotary_dim_from_config(f, head_dim, partial=family.partial_rotary)
+    rotary_dim = rotary_dim_from_config(f, head_dim, family.rope)
     if family.window is not None and family.window.rope_theta is not None:
-        theta, local_theta = family.rope_theta, family.window.rope_theta
-        rope, local_rope = ropes_from_config(f, rotary_dim, positions, theta, local_theta)
+        ropes = ropes_from_config(f, rotary_dim, positions, family.rope, family.window.rope_theta)
+        rope, local_rope = ropes
     else:
-        rope = local_rope = rope_from_config(f, rotary_dim, positions, family.rope_theta)
+        rope = local_rope = rope_from_config(f, rotary_dim, positions, family.rope)
     context = max(rope.longest_context(positions), local_rope.longest_context(positions))
+    window = window_from_config(f, family.window, layers, context, local_rope)
+    scales = _scales(f, family, hidden, head_dim)
+    score_cap, logit_cap = _caps(f, family)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -88,30 +97,82 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         head_dim=head_dim,
         intermediate_size=size("intermediate_size"),
         context_length=context,
-        norm_eps=f.number("rms_norm_eps", family.norm_eps),
+        norm_eps=f.number("rms_norm_eps", family.norm_eps) / scales.residual**2,
         norms=family.norms,
         norm_offset=family.norm_offset,
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=_attention_scale(f, family, head_dim),
+        embedding_scale=scales.embedding / scales.residual,
+        attention_scale=scales.scores,
         activation=_activation(f, *family.activation),
         rope=rope,
         rotary_dim=rotary_dim,
-        qkv_bias=attention_bias or family.qkv_bias,
-        output_bias=attention_bias and not family.qkv_bias,
+        qkv_bias=bias(family.biases.qkv),
+        output_bias=bias(family.biases.output),
         qk_norm=family.qk_norm,
         tied_embeddings=f.flag("tie_word_embeddings", default=family.tied),
-        window=window_from_config(f, family.window, layers, context, local_rope),
+        window=window,
         moe=_moe(f, family, layers),
         eos_token_ids=stops,
+        unrotated=_unrotated(f, family, layers, window),
+        mlp_bias=bias(family.biases.mlp),
+        score_cap=score_cap,
+        logit_cap=logit_cap,
+        logit_scale=scales.logits,
     )
     f.refuse_unread()
     return checked(f, spec)
 
 
-def _attention_scale(f: Fields, family: Family, head_dim: int) -> float:
+class _Scales(NamedTuple):
+    """What multiplies a model's numbers.
+
+    What layers add to the embeddings may have a scale, too (Granite). The residual is then held divided by
+    it, so that nothing has to be multiplied: the embeddings' scale is divided, and as the norms divide by
+    the root of a mean square and `eps`, `eps` by the square.
+    """
+
+    embedding: float
+    residual: float
+    scores: float
+    logits: float
+
+
+def _scales(f: Fields, family: Family, hidden: int, head_dim: int) -> _Scales:
+    if family.multipliers:
+        embedding, residual, scores = (
+            f.number(f"{what}_multiplier", 1.0) for what in ("embedding", "residual", "attention")
+        )
+        return _Scales(embedding, residual, scores, 1 / f.number("logits_scaling", 1.0))
     field = "query_pre_attn_scalar"
     size = f.number(field, family.sizes[field]) if field in family.fields else float(head_dim)
-    return 1 / math.sqrt(size)
+    return _Scales(hidden**0.5 if family.scaled_embedding else 1.0, 1.0, 1 / math.sqrt(size), 1.0)
+
+
+def _caps(f: Fields, family: Family) -> tuple[float, float]:
+    """Of attention scores and logits; 0: none. Unlike other fields, null does not mean the default."""
+    fields = ("attn_logit_softcapping", "final_logit_softcapping")
+    if family.caps is None:
+        return 0.0, 0.0
+    given = [f.values.get(field, default) for field, default in zip(fields, family.caps, strict=True)]
+    scores, logits = (
+        0.0 if cap is None else f.number(field, cap) for field, cap in zip(fields, given, strict=True)
+    )
+    f.ignore(*fields)
+    return scores, logits
+
+
+def _unrotated(f: Fields, family: Family, layers: int, window: WindowSpec | None) -> frozenset[int]:
+    """The layers without a rotary embedding."""
+    if window is not None and family.window is not None and family.window.only_rotated:
+        return frozenset(range(layers)) - window.layers
+    if not family.unrotated_every:
+        return frozenset()
+    interval = f.size("no_rope_layer_interval", family.unrotated_every)
+    rotated = f.get("no_rope_layers", None)
+    if rotated is None:
+        rotated = [(i + 1) % interval != 0 for i in range(layers)]
+    elif not isinstance(rotated, list) or len(rotated) < layers or any(one not in (0, 1) for one in rotated):
+        raise f.fault(f"no_rope_layers is {shown(rotated)}, expected 0 or 1 for each of {layers} layers")
+    return frozenset(i for i in range(layers) if not rotated[i])
 
 
 def _activation(f: Fields, key: str, default: Activation) -> Activation:

@@ -25,6 +25,12 @@ class WindowRule:
     first: int | None = None  # default of `max_window_layers`, the first layer; None: not read, layer 0
     period: int | None = None  # default of `sliding_window_pattern`: of so many layers the last one sees all
     rope_theta: float | None = None  # default of `rope_local_base_freq`; None: the rope of other layers
+    only_rotated: bool = False  # beside layers with a window, those without one are not rotated
+
+    @property
+    def matters(self) -> bool:
+        """Whether layers with a window differ from others even where it is as long as the context."""
+        return self.rope_theta is not None or self.only_rotated
 
 
 def window_from_config(
@@ -51,7 +57,7 @@ def window_from_config(
         chosen = frozenset()
     if kinds is not None and chosen != sliding:
         raise f.fault(f"layer_types is {shown(list(kinds))}, the other fields about windows say otherwise")
-    if size is None or not chosen or (size >= context and rule is not None and rule.rope_theta is None):
+    if size is None or not chosen or (size >= context and rule is not None and not rule.matters):
         return None
     return WindowSpec(size, chosen, rope)
 

@@ -25,8 +25,10 @@ from executor_service.backends.torch_backend.files.architecture.spec import (
 from executor_service.files.fields import Fields, shown
 
 _GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
-# The first one of families with the same name: to llama.cpp Mistral is Llama.
-_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items()))}
+# The first one of families with the same name: to llama.cpp Mistral is Llama. "": not read from such files.
+_ARCHITECTURES = {
+    family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items())) if family.gguf
+}
 _BY_KEY = {"llama.expert_count": "mixtral", "olmo2.attention.sliding_window": "olmo3"}
 """Architectures with another one's name in GGUF files, by keys that tell them apart unless they are 0."""
 _HARMLESS = (
@@ -83,7 +85,7 @@ def spec_from_gguf(
     if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
         raise f.fault(f"{name}.attention.value_length other than that of keys is not supported")
     rotary_dim = f.size(f"{name}.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim and not family.partial_rotary:
+    if rotary_dim != head_dim and (family.rope.partial is None or family.gguf_pairs):
         raise f.fault(f"{name}.rope.dimension_count: rotating a part of each head is not supported")
     context = f.size(f"{name}.context_length")
     expected_scale = head_dim**-0.5
@@ -155,7 +157,7 @@ def _window(
         )
     if rule.rope_theta is not None:
         # With one theta for all layers, windows have the file's, without its scaling (llama.cpp, of OLMo-3).
-        theta = rope.theta if rule.rope_theta == family.rope_theta else rule.rope_theta
+        theta = rope.theta if rule.rope_theta == family.rope.theta else rule.rope_theta
         rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", theta))
     if not size or not sliding or (size >= context and rule.rope_theta is None):
         return None

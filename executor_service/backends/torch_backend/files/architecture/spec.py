@@ -11,7 +11,7 @@ from enum import StrEnum, auto
 from typing import NamedTuple
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
+from executor_service.backends.torch_backend.files.architecture.rope.spec import UNROTATED, RopeSpec
 from executor_service.contract.model_error import ModelError
 from executor_service.files.fields import Fields
 
@@ -74,7 +74,7 @@ class ModelSpec:
     norm_eps: float
     norms: NormNames
     norm_offset: float  # added to the stored weights of all norms
-    embedding_scale: float  # of the first layer's input
+    embedding_scale: float  # of the first layer's input; what layers add to it has no scale
     attention_scale: float  # of scores
     activation: Activation
     rope: RopeSpec  # of the layers without a window
@@ -86,9 +86,16 @@ class ModelSpec:
     window: WindowSpec | None  # None: a token sees all tokens before it, in all layers
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...]
+    unrotated: frozenset[int] = frozenset()  # layers without a rotary embedding
+    mlp_bias: bool = False
+    score_cap: float = 0.0  # attention scores s become cap * tanh(s / cap), if it is not 0
+    logit_cap: float = 0.0  # logits likewise, after their scale
+    logit_scale: float = 1.0
 
     def rope_of(self, layer: int) -> RopeSpec:
         """The rotary embedding of a layer."""
+        if layer in self.unrotated:
+            return UNROTATED
         return self.window.rope if self.window is not None and layer in self.window.layers else self.rope
 
     def window_of(self, layer: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
@@ -22,21 +23,28 @@ _OLD_NAMES = {"su": "longrope"}  # Phi-3's first files
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def rope_from_config(f: Fields, dim: int, positions: int, theta: float) -> RopeSpec:
+@dataclass(frozen=True, slots=True)
+class RopeRule:
+    """What the models of an architecture have beside the common fields, and their defaults."""
+
+    theta: float = 10_000.0  # default
+    partial: float | None = None  # default of `partial_rotary_factor`; None: it must be 1
+
+
+def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> RopeSpec:
     """What `rope_parameters` says, and the fields of older files. Raises ModelError.
 
     transformers 5 writes `rope_parameters`; before that, `rope_theta` stood beside `rope_scaling`, which
-    wins. dim: rotated elements of a head. positions: `max_position_embeddings`. theta: the architecture's
-    default.
+    wins. dim: rotated elements of a head. positions: `max_position_embeddings`.
     """
     given, key = _parameters(f)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise f.fault(f"{key} with an object for each type of layer is not supported")
-    return _rope(f, Fields(given, f"{f.where}: {key}"), f.number("rope_theta", theta), dim, positions)
+    return _rope(f, Fields(given, f"{f.where}: {key}"), f.number("rope_theta", rule.theta), dim, positions)
 
 
 def ropes_from_config(
-    f: Fields, dim: int, positions: int, theta: float, local_theta: float
+    f: Fields, dim: int, positions: int, rule: RopeRule, local_theta: float
 ) -> tuple[RopeSpec, RopeSpec]:
     """The same where layers with a window have a rotary embedding of their own (Gemma 3): theirs comes last.
 
@@ -47,7 +55,7 @@ def ropes_from_config(
     scaling, local = f.get("rope_scaling", {}), f.number("rope_local_base_freq", local_theta)
     if not isinstance(objects, Mapping) or not isinstance(scaling, Mapping):
         raise f.fault("rope_parameters or rope_scaling is not an object")
-    thetas = {"full_attention": f.number("rope_theta", theta), "sliding_attention": local}
+    thetas = {"full_attention": f.number("rope_theta", rule.theta), "sliding_attention": local}
     if unknown := [key for key in objects if key not in thetas]:
         known = ", ".join(thetas)
         raise f.fault(f"rope_parameters: {shown(unknown[0])} is not supported, only objects for {known}")
@@ -61,14 +69,18 @@ def ropes_from_config(
     return ropes[0], ropes[1]
 
 
-def rotary_dim_from_config(f: Fields, head_dim: int, *, partial: bool) -> int:
-    """How many elements of a head are rotated; `partial`: it may be a part of them. Raises ModelError."""
+def rotary_dim_from_config(f: Fields, head_dim: int, rule: RopeRule) -> int:
+    """How many elements of a head are rotated. Raises ModelError."""
     given, key = _parameters(f)
-    outside, inside = f.number("partial_rotary_factor", 1.0), Fields(given, f"{f.where}: {key}")
+    default = 1.0 if rule.partial is None else rule.partial
+    outside, inside = f.number("partial_rotary_factor", default), Fields(given, f"{f.where}: {key}")
     share = inside.number("partial_rotary_factor", outside)
-    if share > 1 or (share < 1 and not partial):
+    if share > 1 or (share < 1 and rule.partial is None):
         where = inside if "partial_rotary_factor" in given else f
         raise where.fault(f"partial_rotary_factor {share} is not supported, only 1")
+    kind = inside.get("rope_type", inside.get("type", "default"))
+    if rule.partial is not None and rule.partial < 1 and kind != "default":
+        raise inside.fault(f"rope_type {kind!r:.40} is not supported with partial_rotary_factor {share}")
     return int(head_dim * share)
 
 

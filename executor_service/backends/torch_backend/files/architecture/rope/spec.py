@@ -52,7 +52,12 @@ class DynamicNtk:
     trained_context: int  # tokens
 
 
-Scaling = Linear | Llama3 | Yarn | LongRope | DynamicNtk
+@dataclass(frozen=True, slots=True)
+class Unrotated:
+    """All frequencies are 0: nothing is rotated (NoPE, Kazemnejad et al. 2023)."""
+
+
+Scaling = Linear | Llama3 | Yarn | LongRope | DynamicNtk | Unrotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +83,7 @@ class RopeSpec:
             case Yarn(factor, trained) | DynamicNtk(factor, trained):
                 return max(positions, int(trained * factor))
         return positions
+
+
+UNROTATED = RopeSpec(1.0, Unrotated())
+"""The rotary embedding of layers that have none."""

@@ -16,6 +16,7 @@ from executor_service.backends.torch_backend.files.architecture.rope.spec import
     Llama3,
     LongRope,
     RopeSpec,
+    Unrotated,
     Yarn,
 )
 
@@ -36,6 +37,8 @@ def _frequencies(rope: RopeSpec, dim: int, context: int) -> torch.Tensor:
     match rope.scaling:
         case None:
             return 1.0 / powers
+        case Unrotated():
+            return torch.zeros_like(powers)
         case Linear(factor):
             return 1.0 / powers / factor
         case Llama3() as scaling:

@@ -1,0 +1,89 @@
+"""Classes, sizes and variants of the families that came after the first ones; see `architectures.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import (
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+)
+
+_ALTERNATING = ["sliding_attention", "full_attention"]
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}}
+_YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_PAIRS = {"head_dim": 12}
+_CAPPED = {"head_dim": 12, "query_pre_attn_scalar": 3, "sliding_window": 13, "layer_types": _ALTERNATING}
+CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "granite": (GraniteConfig, _GRANITE),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
+    "seed_oss": (SeedOssConfig, {"head_dim": 12}),
+    "ernie4_5": (Ernie4_5Config, _PAIRS),
+    "glm": (GlmConfig, _PAIRS | _HALF),
+    "glm4": (Glm4Config, _PAIRS | _HALF),
+    "exaone4": (Exaone4Config, {"sliding_window": 13, "layer_types": _ALTERNATING}),
+    "gemma2": (Gemma2Config, _CAPPED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}),
+}
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {"mlp-bias": {"mlp_bias": True, "attention_bias": True}, "partial-rotary": _HALF},
+    "granite": {
+        "biases": {"mlp_bias": True, "attention_bias": True},
+        "yarn": {"rope_parameters": _YARN},
+        "large-residual": {"residual_multiplier": 3.0},
+    },
+    "smollm3": {
+        "interval": {"no_rope_layers": None, "no_rope_layer_interval": 2},
+        "rotated": {"no_rope_layers": [1, 1]},
+        "biases": {"mlp_bias": True, "attention_bias": True},
+        "yarn": {"rope_parameters": _YARN},
+        "window": {
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    },
+    "seed_oss": {
+        "all-biases": {"attention_out_bias": True, "mlp_bias": True},
+        "no-bias": {"attention_bias": False},
+    },
+    "ernie4_5": {"biases": {"use_bias": True}, "wide-heads": {"head_dim": 40}},
+    "glm": {"no-bias": {"attention_bias": False}, "wide-heads": {"head_dim": 40}},
+    "glm4": {"no-bias": {"attention_bias": False}, "wide-heads": {"head_dim": 40}},
+    "exaone4": {
+        "no-window": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+        "long-window": {"sliding_window": 300},
+        "pattern": {"sliding_window_pattern": "LG"},
+    },
+    "gemma2": {
+        "no-caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "window-of-one": {"sliding_window": 1},
+        "bias": {"attention_bias": True},
+    },
+}
+FAST_CASES = [
+    ("llama", "mlp-bias"),
+    ("granite", "biases"),
+    ("smollm3", "interval"),
+    ("seed_oss", "all-biases"),
+    ("ernie4_5", "odd-heads"),
+    ("glm", "plain"),
+    ("glm4", "bf16"),
+    ("exaone4", "odd-heads"),
+    ("gemma2", "plain"),
+]
