@@ -19,6 +19,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_MODELS", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / ".models"
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
     refs = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "refs"
