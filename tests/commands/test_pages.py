@@ -6,8 +6,10 @@ here, and what would run for ever is interrupted once it works.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.support.ports import kept_port
 from tests.support.processes import executor
 from tests.support.serve import Serve
@@ -43,6 +46,15 @@ BLOCKS = [
     pytest.param(block, id=f"{page.path.name}-{i}") for page in READ for i, block in enumerate(page.python)
 ]
 _TIMEOUT_S = 900.0
+TINY = b"GGUF" + bytes(60)
+TINY_URL = "https://example.com/tiny.Q4_K_M.gguf"
+TINY_SHA256 = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+HUB = {
+    "Qwen/Qwen3-0.6B": {"config.json": b"{}", "model.safetensors": struct.pack("<Q", 2) + b"{}"},
+    "Qwen/Qwen3-0.6B-GGUF": {"Qwen3-0.6B-Q8_0.gguf": TINY},
+    "example/tiny": {"tiny.Q4_K_M.gguf": TINY},
+}
+"""Stands in for a hub, and for a web server."""
 
 
 def name(words: object) -> str:
@@ -52,18 +64,31 @@ def name(words: object) -> str:
 class Reader:
     """Somebody who copies what the pages say into a shell."""
 
-    def __init__(self, directory: Path, scheduler: str, executor: str, scripted: str) -> None:
+    def __init__(self, directory: Path, scheduler: str, executor: str, scripted: str, hub: FakeHub) -> None:
         self.directory = directory
         self._places = {
             "127.0.0.1:50051": scheduler,
             "127.0.0.1:50061": executor,
             "127.0.0.1:50062": scripted,
             "HOST:PORT": executor,
+            TINY_URL: f"{hub.endpoint}/example/tiny/resolve/main/tiny.Q4_K_M.gguf",
+            TINY_SHA256: hashlib.sha256(TINY).hexdigest(),
             "~/models/Qwen3-8B": str(MODEL),
             "~/models/Qwen3-0.6B": str(MODEL),
         }
         path = os.pathsep.join((str(ROOT), str(ROOT / "clients" / "python")))
-        self._variables = {**os.environ, "PYTHONPATH": path, "PACELINE_ADDRESS": scheduler}
+        self._variables = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PACELINE_ADDRESS": scheduler,
+            "PACELINE_MODELS": str(directory / "models"),
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_CACHE": str(directory / "hub"),
+        }
+        (directory / "models").mkdir()
+        (directory / "models" / MODEL.name).symlink_to(MODEL)
+        cached(directory / "hub", "Qwen--Qwen3-4B-GGUF", "Qwen3-4B-Q4_K_M.gguf").symlink_to(MODEL)
+        cached(directory / "hub", "Qwen--Qwen3-1.7B-GGUF", "Qwen3-1.7B-Q8_0.gguf").write_bytes(TINY)
         (directory / "tokens.yaml").write_text(TOKENS)
         (directory / "answers.jsonl").write_text(ANSWER)
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -101,6 +126,15 @@ class Reader:
         return process
 
 
+def cached(cache: Path, repository: str, name: str) -> Path:
+    """Where a hub's cache has a file of a repository that was fetched before."""
+    folder = cache / f"models--{repository}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    return folder / "snapshots" / COMMIT / name
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     signal.signal(
@@ -112,8 +146,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     script = ("--backend", "script", "--script", str(ROOT / "examples" / "own_speculator.jsonl"))
     scripted = executor(*script, directory=directory / "scripted")
     try:
-        addresses = [one.wait_serving().address for one in (alone, scripted)]
-        yield Reader(directory, serve.address, *addresses)
+        plain, telling = (one.wait_serving().address for one in (alone, scripted))
+        with fake_hub() as hub:
+            hub.files = HUB
+            yield Reader(directory, serve.address, plain, telling, hub)
     finally:
         alone.terminate()
         scripted.terminate()

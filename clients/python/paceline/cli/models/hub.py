@@ -155,9 +155,10 @@ def _verify(path: Path, file: HubFile) -> None:
         if header > min(_MAX_HEADER_BYTES, file.size - 8):
             complaint = f"is no safetensors file: its header would have {header} bytes"
     if complaint:
-        blob = path.resolve()
+        blob, blobs = path.resolve(), path.parents[len(Path(file.path).parts) + 1] / "blobs"
         path.unlink()
-        blob.unlink(missing_ok=True)
+        if blob.is_relative_to(blobs.resolve()):  # else the name led out of the cache
+            blob.unlink(missing_ok=True)
         raise ModelFetchError(f"{file.path} {complaint}: it was deleted")
 
 
