@@ -4,7 +4,8 @@
 registers or does not fit its multiprocessor, where attention, adapters and products of few rows lack matrix
 instructions, where attention loads too few tiles of keys ahead, and products of few rows too few weights, and
 where adapters read their factors in small parts. The kernels are those of the launches that the worker makes.
-For 9.0 each is also compiled for dependent launches, and must wait for the kernel before it.
+For 9.0 each is also compiled for dependent launches, and must wait for the kernel before it; before that it
+may ask for weights, which products of few rows must, and for nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from executor_service.backends.torch_backend.files.architecture.activation impor
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.page_format import LARGEST, plain_cache
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
-from tests.triton.disorder import disorder
+from tests.triton.disorder import disorder, prefetches
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
@@ -193,6 +194,7 @@ class Compiled:
     arrives: bool  # it counts finished programs in an order that memory keeps
     narrow_loads: int  # of two bytes, hence not of numbers that lie side by side at an aligned address
     disorder: str  # what is wrong with how it begins, in dependent launches; "" if nothing is
+    asked: int  # addresses of weights that a thread asks for before it waits
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -323,6 +325,9 @@ def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> C
             signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
             if known and (isinstance(value, torch.Tensor) or value % 16 == 0):
                 hints[(i,)] = [["tt.divisibility", 16]]
+    # A kernel's parameters are those of its arguments that are no constants.
+    parameters = [name for name in launch.kernel.arg_names if signature[name] != "constexpr"]
+    weights = [parameters.index(name) for name in ("weight",) if name in parameters]
     log = io.StringIO()
     with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache  # a cached kernel has no log
@@ -346,7 +351,8 @@ def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> C
         ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
         arrives=_ARRIVAL.search(made.asm["ptx"]) is not None,
         narrow_loads=made.asm["ptx"].count("ld.global.b16"),
-        disorder=disorder(made.asm["ptx"], dependent=dependent),
+        disorder=disorder(made.asm["ptx"], dependent=dependent, weights=weights),
+        asked=prefetches(made.asm["ptx"]),
     )
 
 
@@ -369,6 +375,8 @@ def lines(shape: Shape, architecture: int) -> list[str]:
             dependent.add(launch.kernel)
             made, plain = compiled(launch, architecture, dependent=True), made
             fault = _fault(name, shape, architecture, launch, made)
+            if not fault and "asked" in launch.constants and not made.asked:
+                fault = "it does not ask for weights before it waits"
             if not fault and made.registers > plain.registers + _MORE_REGISTERS:
                 fault = f"it takes {plain.registers} registers where it is launched plainly"
             line = _line(f"{name}, dependent", shape, architecture, launch, made)

@@ -1,17 +1,28 @@
-"""A kernel that waits for the kernel before it, and mutants that do not, or not in time."""
+"""Kernels that wait for the kernel before them, and mutants that do not, or not in time.
+
+No kernel writes `weight`; others write `out`.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
 
 
 @triton.jit
 def in_order(out):
     begin_kernel()
     tl.store(out, tl.load(out) + 1)
+
+
+@triton.jit
+def asks_in_order(out, weight, stride):
+    at = tl.program_id(0) * stride + tl.arange(0, 64)
+    prefetch(weight + at)
+    begin_kernel()
+    tl.store(out + at, tl.load(weight + at))
 
 
 @triton.jit
@@ -51,3 +62,40 @@ def begins_twice(out):
     begin_kernel()
     tl.store(out, 1)
     begin_kernel()
+
+
+@triton.jit
+def asks_for_results(out, weight, stride):
+    at = tl.program_id(0) * stride + tl.arange(0, 64)
+    prefetch(out + at)
+    begin_kernel()
+    tl.store(out + at, tl.load(weight + at))
+
+
+@triton.jit
+def asks_for_either(out, weight, stride):
+    at = tl.program_id(0) * stride + tl.arange(0, 64)
+    prefetch(tl.where(at < stride, weight, out) + at)
+    begin_kernel()
+    tl.store(out + at, tl.load(weight + at))
+
+
+@triton.jit
+def asks_for_what_results_name(out, weight):
+    prefetch(weight + tl.load(out))
+    begin_kernel()
+    tl.store(out, 1)
+
+
+@triton.jit
+def loads_weights_first(out, weight):
+    number = tl.load(weight)
+    begin_kernel()
+    tl.store(out, number)
+
+
+@triton.jit
+def asks_too_late(out, weight):
+    begin_kernel()
+    prefetch(weight + tl.arange(0, 64))
+    tl.store(out, 1)

@@ -35,6 +35,12 @@ LATE = {"_count_kernel", "_penalize_kernel", "_publish_kernel"}
     ("kernel", "fault"),
     [
         (mutants.in_order, ""),
+        (mutants.asks_in_order, ""),
+        (mutants.asks_for_results, "it asks for what is no weight before it waits"),
+        (mutants.asks_for_either, "it asks for what is no weight before it waits"),
+        (mutants.asks_for_what_results_name, "it touches memory before it waits"),
+        (mutants.loads_weights_first, "it touches memory before it waits"),
+        (mutants.asks_too_late, "it asks for weights behind its wait"),
         (mutants.waits_never, "it does not wait for the kernel before"),
         (mutants.loads_first, "it touches memory before it waits"),
         (mutants.stores_first, "it touches memory before it waits"),
@@ -44,8 +50,10 @@ LATE = {"_count_kernel", "_penalize_kernel", "_publish_kernel"}
     ],
 )
 def test_a_kernel_that_does_not_wait_first_is_found(kernel: Any, fault: str) -> None:
-    out = torch.zeros(1, dtype=torch.int32, device="meta")
-    launch = Launch(kernel, (8, 1, 1), {"out": out}, {}, warps=1, stages=1)
+    numbers = torch.zeros(1, dtype=torch.int32, device="meta")
+    every: dict[str, torch.Tensor | int] = {"out": numbers, "weight": numbers, "stride": 64}
+    arguments = {name: every[name] for name in kernel.arg_names}
+    launch = Launch(kernel, (8, 1, 1), arguments, {}, warps=1, stages=1)
     assert compiled(launch, DEPENDENT, dependent=True).disorder[: len(fault) or None] == fault
     assert compiled(launch, DEPENDENT).disorder == ""
 

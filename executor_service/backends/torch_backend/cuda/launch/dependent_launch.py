@@ -3,8 +3,9 @@
 It hides the time that a kernel takes to start. `begin_kernel`, first in every kernel, makes it safe: it waits
 until the kernel before has completed and its stores are visible, and only then lets the next one start. That
 kernel has waited in the same way, so what follows `begin_kernel` runs behind all earlier kernels of the
-stream. `launch.dependent_launches` says where kernels are launched in this way. Those of libraries are
-launched plainly: they wait for the kernel before, and are waited for.
+stream. Before it, a kernel may only ask for weights, by `prefetch`: no kernel writes these, and asking for
+memory changes no result. `launch.dependent_launches` says where kernels are launched in this way. Those of
+libraries are launched plainly: they wait for the kernel before, and are waited for.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; `griddepcontrol` in
 the PTX ISA.
@@ -29,7 +30,20 @@ setattr(_is_dependent, tl.core.TRITON_BUILTIN, True)  # the compiler calls it, a
 
 @triton.jit
 def begin_kernel():
-    """First in every kernel: in a dependent launch, wait for the kernel before and let the next one start."""
+    """First in every kernel: in a dependent launch, wait for the kernel before and let the next one start.
+
+    Nothing but `prefetch` may come before it.
+    """
     if _is_dependent():
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(addresses):
+    """In a dependent launch, ask for what lies at these addresses of weights, to be in the L2 cache."""
+    if _is_dependent():
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [addresses.to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip

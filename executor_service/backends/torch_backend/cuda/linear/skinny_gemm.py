@@ -4,6 +4,8 @@ Such a product takes as long as its weights take to load. A program computes a f
 goes over their weights in tiles, some of which are loaded ahead of use: memory is busy while as many bytes
 are on their way as it delivers in the time of one load (Little's law). Tests compile the kernels and count
 them. Matrix instructions multiply the tiles. Rows are eight columns of theirs, whatever their number is.
+In dependent launches a program asks for the first part of its weights before it waits for its rows: the
+kernel before may leave memory idle, and at its end does.
 
 **A row's result depends neither on the other rows nor on their number**, up to MAX_ROWS: it is computed by
 the same instructions in the same order. With int8 it is that of any number of rows, since sums are exact.
@@ -15,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
-from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
 
 MAX_ROWS = 4
 """Rows of a product; twice as many columns of a matrix instruction are enough for two digits."""
@@ -26,7 +28,20 @@ _OUTPUTS = 16  # of a program: what a matrix instruction has lines for
 _TILE_BYTES = 256  # of a weight row, loaded at once: two lines of the cache
 STAGES = 7  # gives six buffers, of which five may be on their way
 WARPS = 2
+_LINE_BYTES = 128  # of the cache
+_ASKED_BYTES = 16 << 20
+"""Of a product's weights, asked for while the kernel before runs: a third of the L2 cache of compute
+capability 9.0, so that they are still there when they are multiplied."""
+_PROGRAMS = 1024  # that may start before the kernel before ends: more do not fit on a device
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
+
+
+@triton.jit
+def ask_for_rows(weight, column, n, k, asked: tl.constexpr):
+    """Ask for the first `asked` lines of the cache of rows `column` [outputs] of weight [n, k]."""
+    numbers: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # of a line
+    rows = weight + tl.minimum(column, n - 1).to(tl.int64) * k
+    prefetch(rows[:, None] + (tl.arange(0, asked) * numbers)[None, :])
 
 
 @triton.jit
@@ -49,12 +64,13 @@ def sums_of_rows(
 @triton.jit(do_not_specialize=("rows",))
 def _few_rows_kernel(
     out, x, weight, bias, rows, n, k, x_stride,
-    biased: tl.constexpr, add: tl.constexpr,
+    biased: tl.constexpr, add: tl.constexpr, asked: tl.constexpr,
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): x W^T of all rows, in fp32, plus a bias, plus `out` with `add`."""
-    begin_kernel()
     column = tl.program_id(0) * outputs + tl.arange(0, outputs)
+    ask_for_rows(weight, column, n, k, asked)
+    begin_kernel()
     line = tl.arange(0, lines)
     there, real = column < n, line < rows
     sums = tl.zeros([outputs, lines], tl.float32)
@@ -70,16 +86,17 @@ def _few_rows_kernel(
 @triton.jit(do_not_specialize=("rows",))
 def _few_scaled_rows_kernel(
     out, x, weight, x_scales, weight_scales, rows, n, k, x_stride,
-    digits: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr,
-    factor: tl.constexpr, total: tl.constexpr,
+    digits: tl.constexpr, asked: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr,
+    lines: tl.constexpr, factor: tl.constexpr, total: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): x W^T of all rows, scaled as by `_scale_kernel`; sums have dtype `total`.
 
     The low digits of all rows follow their high digits in x. In the product, the lines of high digits are the
     first half and those of low digits the second one.
     """
-    begin_kernel()
     column = tl.program_id(0) * outputs + tl.arange(0, outputs)
+    ask_for_rows(weight, column, n, k, asked)
+    begin_kernel()
     half: tl.constexpr = lines // 2
     line = tl.arange(0, lines)
     there, real = column < n, (line % half < rows) & (line < digits * half)
@@ -113,7 +130,10 @@ def few_rows_launch(
             "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
             "rows": x.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
         },
-        {"biased": int(bias is not None), "add": int(add), **tiles(weight, x.dtype)},
+        {
+            "biased": int(bias is not None), "add": int(add), "asked": asked_lines(weight),
+            **tiles(weight, x.dtype),
+        },
         warps=WARPS,
         stages=STAGES,
     )  # fmt: skip
@@ -142,6 +162,7 @@ def few_scaled_rows_launch(
         },
         {
             "digits": x.shape[0] // x_scales.shape[0], "total": tl.int32 if exact else tl.float32,
+            "asked": asked_lines(weight),
             **tiles(weight, torch.int8 if exact else torch.float16),
         },
         warps=WARPS,
@@ -155,3 +176,11 @@ def tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
         "outputs": _OUTPUTS, "inputs": _TILE_BYTES // weight.element_size(), "lines": _LINES,
         "factor": _TRITON_TYPES[factor],
     }  # fmt: skip
+
+
+def asked_lines(weight: torch.Tensor) -> int:
+    """Of each row of weight [n, k], lines of the cache that are asked for ahead: a power of two."""
+    n, k = weight.shape
+    programs = min(-(-n // _OUTPUTS), _PROGRAMS)
+    row_bytes = min(k * weight.element_size(), _ASKED_BYTES // (programs * _OUTPUTS))
+    return power_of_two(max(row_bytes // _LINE_BYTES, 1) + 1) // 2
