@@ -20,6 +20,9 @@ QUANTIZED = frozenset(("F8_E4M3", "I64", "I32", "I8"))
 """The dtypes of quantized weights and of what belongs to them."""
 
 
+_MAX_DIMENSIONS = 5  # kernels over time, rows and columns of images
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor of a file: what it is, and where it lies."""
@@ -76,6 +79,6 @@ def _entry(file: str, name: str, entry: Any, data: int, size: int, dtypes: froze
         raise ModelError(f"{file}: tensor {name[:80]!r} has the unsupported dtype {str(dtype)[:20]!r}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - data:
         raise ModelError(f"{file}: tensor {name[:80]!r} lies at {offsets}, outside of {size - data} bytes")
-    if len(shape) > 4 or math.prod(shape) * _ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+    if len(shape) > _MAX_DIMENSIONS or math.prod(shape) * _ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise ModelError(f"{file}: tensor {name[:80]!r} of shape {shape} does not fill {offsets}")
     return TensorEntry(dtype, shape, data + offsets[0], data + offsets[1])

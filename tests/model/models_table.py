@@ -5,14 +5,23 @@ usage: python -m tests.model.models_table
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import DTYPES, TorchConfig
+from executor_service.backends.torch_backend.files.architecture.config_wrappers import (
+    WRAPPERS,
+    modules_beside,
+    text_names,
+)
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.checkpoints.formats import FORMATS as QUANTIZED
@@ -23,10 +32,19 @@ from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole
 from tests.model.quantized.written import write
 from tests.model.tiny import ALL_CONFIGS, NEWER_CONFIGS, save
+from tests.model.wrapped_models import save_wrapped
 
 _HEAD = ("`model_type`", "GGUF", *DTYPES, "quantized checkpoints")
-MODELS = {make().model_type: name for name, make in reversed((ALL_CONFIGS | NEWER_CONFIGS).items())}
-"""A tiny model of each `model_type`."""
+_WRAPPED_HEAD = ("`model_type`", "`model_type` in `text_config`", "not loaded")
+_TINY = ALL_CONFIGS | NEWER_CONFIGS
+_INSIDE = {
+    text: kind for kind, wrapper in WRAPPERS.items() for text in wrapper.text if text == f"{kind}_text"
+}
+_SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
+    **{text: partial(save_wrapped, kind, "plain") for text, kind in _INSIDE.items()},
+    **{_TINY[name]().model_type: partial(save, name) for name in reversed(_TINY)},
+}
+"""What saves a tiny model of each `model_type`."""
 
 
 def table() -> list[str]:
@@ -36,8 +54,24 @@ def table() -> list[str]:
     return [_line(_HEAD), _line(["---"] * len(_HEAD)), *families]
 
 
+def wrapped_table() -> list[str]:
+    """The lines of the table of models that take images as well."""
+    with TemporaryDirectory() as directory:
+        rows = [_wrapped_row(kind, Path(directory) / kind) for kind in WRAPPERS]
+    return [_line(_WRAPPED_HEAD), _line(["---"] * len(_WRAPPED_HEAD)), *rows]
+
+
+def _wrapped_row(kind: str, path: Path) -> str:
+    save_wrapped(kind, "plain", path)
+    open_checkpoint(path).close()
+    stored = [name for file in path.glob("*.safetensors") for name in load_file(file)]
+    beside = modules_beside(stored, text_names(stored, kind))
+    texts = WRAPPERS[kind].text
+    return _line([f"`{kind}`", *(", ".join(f"`{name}`" for name in names) for names in (texts, beside))])
+
+
 def _row(family: str, path: Path) -> str:
-    save(MODELS[family], path / "plain")
+    _SAVES[family](path / "plain")
     checkpoint = open_checkpoint(path / "plain")
     checkpoint.close()
     gguf = FAMILIES[family].gguf
@@ -76,7 +110,7 @@ def _on_cuda(spec: ModelSpec, dtype: str) -> bool:
 
 def _quantized(family: str, path: Path) -> str:
     """The formats, which differ in how they pack a weight, and not in which models they pack."""
-    write(MODELS[family], path, whole, FP8)
+    write(_SAVES[family], path, whole, FP8)
     return ", ".join(QUANTIZED) if _loads(path, "float32") else ""
 
 
@@ -85,4 +119,4 @@ def _line(cells: list[str] | tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *wrapped_table()]))

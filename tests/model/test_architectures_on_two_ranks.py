@@ -12,23 +12,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model import gloo_rank
+from tests.model import gloo_rank, wrapped_models
 from tests.model.architectures import CASES, FAST_CASES, save_variant
 from tests.model.test_architectures import TOKENS, Expected, assert_close, expected_of
+from tests.model.wrapped_models import save_wrapped
 
 UNEVEN = "odd-heads"  # which two ranks can't share
 
 
 @pytest.mark.parametrize(
-    "cases", [FAST_CASES, pytest.param(CASES, marks=pytest.mark.slow)], ids=["some", "all"]
+    ("cases", "wrapped"),
+    [
+        (FAST_CASES, wrapped_models.FAST_CASES),
+        pytest.param(CASES, wrapped_models.CASES, marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
 )
-def test_two_gloo_ranks_compute_the_same_models(cases: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_two_gloo_ranks_compute_the_same_models(
+    cases: list[tuple[str, str]], wrapped: list[tuple[str, str]], tmp_path: Path
+) -> None:
     listed, models = tmp_path / "models", []
-    for architecture, variant in cases:
+    saved = [(save_variant, *case) for case in cases] + [(save_wrapped, *case) for case in wrapped]
+    for save, architecture, variant in saved:
         if variant == UNEVEN:
             continue
-        path = tmp_path / f"{architecture}-{variant}"
-        expected = expected_of(save_variant(architecture, variant, path))
+        path = tmp_path / f"{save.__name__}-{architecture}-{variant}"
+        expected = expected_of(save(architecture, variant, path))
         tokens = TOKENS[:31]
         for _ in range(gloo_rank.DRAFTS):
             tokens = [*tokens, int(expected(tokens)[-1].argmax())]

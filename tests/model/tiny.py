@@ -123,10 +123,16 @@ def save_random(
     """Write a random model of this config to `path` and return transformers' own of it."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    mean = 0.0 if config.model_type.startswith("gemma") else 1.0  # of vectors; Gemma adds 1 to its norms'
+    randomize(model)
+    model.save_pretrained(path, **options)
+    return model.eval()
+
+
+def randomize(model: PreTrainedModel) -> None:
+    """Give a model other weights than those that it begins with."""
+    kind = model.config.model_type
+    mean = 0.0 if kind.startswith("gemma") else 1.0  # of vectors; Gemma adds 1 to its norms'
     for parameter in model.parameters():  # defaults leave logits so flat that errors would hide
         torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
             parameter, mean, 0.1
         )
-    model.save_pretrained(path, **options)
-    return model.eval()

@@ -31,19 +31,25 @@ Quantize: TypeAlias = Callable[[np.random.Generator, Matrix], tuple[Tensors, Mat
 
 
 def write(
-    name: str | PretrainedConfig,
+    name: str | PretrainedConfig | Callable[[Path], PreTrainedModel],
     path: Path,
     quantize: Quantize,
     config: Mapping[str, Any],
     plain: tuple[str, ...] = ("lm_head",),
 ) -> PreTrainedModel:
-    """A model of tests.model.tiny with quantized linear layers but for some; returns transformers' model."""
-    theirs = save(name, path) if isinstance(name, str) else save_random(name, path)
+    """A model with quantized linear layers but for some; returns transformers' model of it.
+
+    `name`: of tests.model.tiny, or a random model's config, or what saves a model.
+    """
+    if callable(name):
+        theirs = name(path)
+    else:
+        theirs = save(name, path) if isinstance(name, str) else save_random(name, path)
     file, rng = path / "model.safetensors", np.random.default_rng(5)
     tensors, meant = load_file(file), {}
     for key in sorted(tensors):
         module = key.removesuffix(".weight")
-        if not module.endswith(("_proj", "lm_head", "mlp.gate")) or module.endswith(plain):
+        if not module.endswith(("_proj", "lm_head", "mlp.gate")) or module.endswith(plain) or "vis" in module:
             continue
         made, meant[key] = quantize(rng, tensors.pop(key).numpy())
         tensors |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in made.items()}
@@ -59,6 +65,9 @@ def put(model: PreTrainedModel, weights: Mapping[str, Matrix]) -> None:
     state = model.state_dict()
     for name, weight in weights.items():
         value = torch.from_numpy(weight)
+        if name not in state and ".experts." not in name:  # of a model that takes images, too
+            layer = name.partition("model.layers.")[2]
+            name = f"model.language_model.layers.{layer}"
         if name in state:
             state[name].copy_(value)
             continue

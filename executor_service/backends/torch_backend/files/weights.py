@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,11 @@ from service_kit.model_name import model_name
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.config_wrappers import (
+    WRAPPERS,
+    modules_beside,
+    text_names,
+)
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
@@ -167,7 +172,7 @@ class DirectoryCheckpoint:
         )
         self._store = open_directory(path, config, "config.json")
         self.quantization = self._store.title
-        self._stored = _whole_model_names(self._store.tensors)
+        self._stored = _model_names(config, self._store.tensors, self.name)
         self._places: dict[str, Place] = {}  # of tensors that are stored under other names
         try:
             self._check()  # an OSError of reading comes as a ModelError
@@ -338,8 +343,13 @@ def _within(rows: slice | None, part: Part | None) -> Part | None:
     return slice(rows.start + begin, rows.start + end), *rest
 
 
-def _whole_model_names(stored: Collection[str]) -> dict[str, str]:
-    """The stored names of a directory's tensors, by those that they have in a model with an output layer."""
+def _model_names(config: Mapping[str, Any], stored: Collection[str], where: str) -> dict[str, str]:
+    """The stored names of a directory's tensors, by their names in a text model with an output layer."""
+    if config.get("model_type") in WRAPPERS:
+        names = text_names(stored, where)
+        if beside := modules_beside(stored, names):
+            log.info("texts only: what reads images is not loaded", skipped=", ".join(beside))
+        return names
     if EMBEDDING.removeprefix(_STACK) not in stored or EMBEDDING in stored:
         return {name: name for name in stored}
     return {_STACK + name if name.startswith(_STACK_PARTS) else name: name for name in stored}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
 from executor_service.backends.torch_backend.files.architecture.config_windows import window_from_config
+from executor_service.backends.torch_backend.files.architecture.config_wrappers import WRAPPERS, text_part
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import (
     rope_from_config,
@@ -43,10 +44,12 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
 
     `generation` is what generation_config.json holds; its end ids come first.
     """
+    config, where = text_part(config, where)
     f = Fields(config, where)
     architecture = f.get("model_type", None)
     if not isinstance(architecture, str) or architecture not in FAMILIES:
-        raise f.fault(f"model_type {shown(architecture)} is not supported, only {', '.join(FAMILIES)}")
+        known = ", ".join((*FAMILIES, *WRAPPERS))
+        raise f.fault(f"model_type {shown(architecture)} is not supported, only {known}")
     family = FAMILIES[architecture]
     for key, accepted in NEUTRAL.items():
         if key not in family.own_fields:

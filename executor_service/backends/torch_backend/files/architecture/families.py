@@ -138,6 +138,22 @@ _MLP_BIASES = BiasRule(mlp=("mlp_bias", False))
 _GLM_BIASES = BiasRule(qkv=("attention_bias", True), output=("", False))
 _NORMS_AFTER = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _QWEN_WINDOW = WindowRule(size=4096, flagged=True, listed=True, first=28)
+_QWEN2_VL = Family(
+    sizes={
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32_768,
+    },
+    gguf="",
+    window=WindowRule(size=4096, flagged=True, listed=True, first=80),
+    biases=_QWEN_BIASES,
+    rope=RopeRule(1_000_000.0, sections=True),
+    norm_eps=1e-5,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -316,6 +332,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2": Family(sizes=_QWEN, gguf="qwen2", window=_QWEN_WINDOW, biases=_QWEN_BIASES),
     "qwen3": Family(sizes=_QWEN | {"head_dim": 128}, gguf="qwen3", window=_QWEN_WINDOW, qk_norm=QkNorm.HEAD),
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": Family(
+        sizes=_QWEN | {"head_dim": 128, "max_position_embeddings": 128_000},
+        gguf="",
+        rope=RopeRule(500_000.0, sections=True),
+        qk_norm=QkNorm.HEAD,
+    ),
     "qwen3_moe": Family(
         sizes=_QWEN
         | {

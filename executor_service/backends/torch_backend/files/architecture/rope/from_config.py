@@ -29,6 +29,7 @@ class RopeRule:
 
     theta: float = 10_000.0  # default
     partial: float | None = None  # default of `partial_rotary_factor`; None: it must be 1
+    sections: bool = False  # frequencies are divided among a token's place in time, rows and columns
 
 
 def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> RopeSpec:
@@ -40,7 +41,26 @@ def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> Rop
     given, key = _parameters(f)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise f.fault(f"{key} with an object for each type of layer is not supported")
-    return _rope(f, Fields(given, f"{f.where}: {key}"), f.number("rope_theta", rule.theta), dim, positions)
+    r = Fields(given, f"{f.where}: {key}")
+    if rule.sections:
+        r = _without_sections(r, dim)
+    return _rope(f, r, f.number("rope_theta", rule.theta), dim, positions)
+
+
+def _without_sections(r: Fields, dim: int) -> Fields:
+    """Without `mrope_section` (Qwen2-VL): in a text, a token's place is the same in each section."""
+    sections = r.get("mrope_section", None)
+    r.flag("mrope_interleaved", default=False)
+    counts = sections if isinstance(sections, list) else []
+    if sections is not None and (
+        not all(type(n) is int and n > 0 for n in counts) or sum(counts) != dim // 2
+    ):
+        raise r.fault(f"mrope_section is {shown(sections)}, expected parts of {dim // 2} frequencies")
+    kept = {key: value for key, value in r.values.items() if not key.startswith("mrope_")}
+    for key in ("type", "rope_type"):
+        if kept.get(key) == "mrope":
+            kept[key] = "default"
+    return Fields(kept, r.where)
 
 
 def ropes_from_config(
