@@ -11,10 +11,14 @@ from tests.gpu.timing import device_ms
 
 
 def run(bench: Bench) -> Iterator[Case]:
-    """One case: copying counts bytes read and written, a product 2 n^3 operations, on random numbers."""
+    """One case: copying counts bytes read and written, a product 2 n^3 operations, on random numbers.
+
+    `read_tb_s` is that of a sum: most bytes of a decode step are read, and none written.
+    """
     items, n = bench.pick(1 << 30, 1 << 16), bench.pick(8192, 128)
     yield {
         "copy_tb_s": 2 * 4 * items / _copy_ms(items, bench.device) / 1e9,
+        "read_tb_s": 4 * items / _read_ms(items, bench.device) / 1e9,
         "matmul_tflop_s": 2 * n**3 / _matmul_ms(n, bench.device) / 1e9,
         "copied_bytes": 4 * items,
         "matmul_n": n,
@@ -25,6 +29,11 @@ def _copy_ms(items: int, device: torch.device) -> float:
     source = torch.randint(-100, 100, (items,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     return device_ms([lambda: target.copy_(source)], device)
+
+
+def _read_ms(items: int, device: torch.device) -> float:
+    source = torch.rand(items, device=device)
+    return device_ms([source.sum], device)
 
 
 def _matmul_ms(n: int, device: torch.device) -> float:
