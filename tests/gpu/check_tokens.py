@@ -21,7 +21,9 @@ from tests.model.driver import Driver, logits_of, pages_from
 FAMILIES = ("qwen3", "llama3-rope", "qwen2", "gemma3", "qwen3-moe")
 PROMPTS: list[list[int]] = [np.random.default_rng(n).integers(3, 211, n).tolist() for n in (5, 47, 130)]
 """One of them is longer than a tile of attention."""
-# Of a logit, in standard deviations of the logits.
+# Of a logit, in standard deviations of the logits. A mixture's router chooses another expert where rounding
+# decides between two: so many of its positions have other logits altogether.
+_ROUTED = 0.1
 _ROUNDING = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.4, "fp8": 0.8}
 _DEPENDENT_CAPABILITY = (9, 0)
 _COMPILER = ("numba", "llvmlite")  # of the CPU backend's kernels: not everywhere
@@ -188,17 +190,18 @@ def _compared(bench: Bench, family: str, reference: Reference, device: str, dtyp
             return case | {"right": True, "skipped": reason}
         return case | {"right": False, "failed": reason}
     try:
-        agreement = _agreement(reference.logits, follow(backend, reference.tokens))
+        agreement = _agreement(reference.logits, follow(backend, reference.tokens), _ROUNDING[dtype])
         same = backend.max_pending_forwards == 1 or ahead_as_one_by_one(backend, len(reference.tokens[0]))
     except Exception as error:  # one dtype that fails leaves the others
         return case | {"right": False, "failed": f"{type(error).__name__}: {error}"[:1000]}
     finally:
         backend.close()
-    near = agreement["largest_logit_given_up"] <= _ROUNDING[dtype] * agreement["spread"]
+    routed = _ROUTED if "moe" in family and dtype != "float32" else 0.0
+    near = agreement["positions_given_up"] <= routed
     return case | agreement | {"ahead_as_one_by_one": same, "right": near and same}
 
 
-def _agreement(expected: np.ndarray, logits: np.ndarray) -> Case:
+def _agreement(expected: np.ndarray, logits: np.ndarray, rounding: float) -> Case:
     best, other = expected.argmax(-1), logits.argmax(-1)
     given_up = expected.max(-1) - np.take_along_axis(expected, other[..., None], -1)[..., 0]
     return {
@@ -209,4 +212,5 @@ def _agreement(expected: np.ndarray, logits: np.ndarray) -> Case:
         "spread": float(expected.std()),
         # How much lower the reference has the differing tokens: near 0 where rounding decided a tie.
         "largest_logit_given_up": float(given_up.max()),
+        "positions_given_up": float((given_up > rounding * expected.std()).mean()),
     }

@@ -27,8 +27,9 @@ class Interpreted(RandomBackend):
     def _kernels(self) -> CudaKernels:
         return CudaKernels(torch.device("cpu"), torch.float32)
 
-    def _new_runner(self, page_size: int) -> DeviceRunner:
-        return DeviceRunner(self.model, self._caches, page_size)
+    @property
+    def _runs_ahead(self) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
