@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from http import HTTPStatus
 
+import grpc
 from paceline import ModelInfo, errors
 from paceline.aio import Client
 
@@ -15,10 +17,14 @@ from paceline_openai.refusals import Refusal, from_error
 
 KEPT_S = 1.0
 """For so long an answer about a key is not asked for again."""
+_NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_KEPT = 4096
 _MAX_ASKED = 256
 """Keys that are being asked about at once; callers with further ones are refused."""
 _TIMEOUT_S = 5.0
+_FAILOVER_S = 30.0
+"""For so long schedulers that are not there are asked again, as calls that generate are."""
+_AGAIN_S = 0.2
 _SCHEME = "bearer "
 
 
@@ -71,8 +77,15 @@ class Callers:
 
     async def _ask(self, token: str) -> ModelInfo:
         self._asked += 1
+        until = time.monotonic() + _FAILOVER_S
         try:
-            return await self._client.view(token).model_info(timeout_s=_TIMEOUT_S)
+            while True:
+                try:
+                    return await self._client.view(token).model_info(timeout_s=_TIMEOUT_S)
+                except (errors.RetryLater, errors.DeadlineExceeded) as error:
+                    if error.code not in _NOT_THERE or time.monotonic() > until:
+                        raise
+                await asyncio.sleep(_AGAIN_S)
         finally:
             self._asked -= 1
 

@@ -77,24 +77,25 @@ _PARAMS: Mapping[str, str] = {
     "text": "prompt",
     "json_schema": "response_format",
     "grammar": "response_format",
-    "documents": "documents",
 }
 """Fields of the contract that OpenAI's API calls otherwise."""
+_TOO_LONG = re.compile(r"context|at most [\d,]+ fit")
 
 _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)((?:\[\d+\])(?:\.[a-z_]+|\[\d+\])*)?\b")
 
 
-def from_error(error: errors.PacelineError, names: Mapping[str, str] = _PARAMS) -> Refusal:
-    """The refusal for an error of the SDK. `names`: what the endpoint calls fields of the contract."""
+def from_error(error: errors.PacelineError, prompt: str = "prompt") -> Refusal:
+    """The refusal for an error of the SDK. `prompt`: what the endpoint calls what the model reads."""
     status, kind, code = _BY_CODE.get(error.code, (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", None))
     retry = None
     if isinstance(error, errors.RetryLater):
         retry = _DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
     message = error.message
     if status == HTTPStatus.BAD_REQUEST:
-        param = _param(message, names)
-        if param == "prompt" and "context" in message:
-            code = "context_length_exceeded"
+        param = _param(message, _PARAMS)
+        if param == "prompt":
+            param = prompt
+            code = "context_length_exceeded" if _TOO_LONG.search(message) else code
         return Refusal(status, message, kind, code, param)
     if status == HTTPStatus.NOT_FOUND:
         return Refusal(status, message, kind, code, "model")

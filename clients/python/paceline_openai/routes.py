@@ -24,6 +24,12 @@ class Endpoint:
         """POST if there is a body."""
         return "GET" if self.table is None else "POST"
 
+    @property
+    def prompt(self) -> str:
+        """The required field, which has what the model reads; else `prompt`."""
+        fields = self.table.fields.values() if self.table else ()
+        return next((field.name for field in fields if field.required), "prompt")
+
 
 ENDPOINTS = (
     Endpoint("/v1/models", "the model and its adapters", models.models),
