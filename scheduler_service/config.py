@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
 from service_kit.security import check_tls_files, read_token
@@ -212,33 +211,6 @@ class SchedulerSettings(ServiceSettings):
         default=None, description="file with the token that is sent to executors"
     )
 
-    # The gateway's port
-    gateway_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="speak the worker protocol of the smg gateway, which has the OpenAI API, on this port;"
-        " 0: any free one",
-    )
-    gateway_host: str = Field(default="127.0.0.1", description="address of the gateway's port")
-    gateway_port_file: Path | None = Field(
-        default=None, description="write the gateway's port here once listening"
-    )
-    gateway_model_name: str = Field(
-        default="", max_length=256, description="the model's name for the gateway's clients; default: its own"
-    )
-    gateway_authenticates: bool = Field(
-        default=False,
-        description="the gateway demands keys of its clients; required where callers of this scheduler need"
-        " tokens or certificates, since the gateway sends none",
-    )
-
-    @field_validator("gateway_host")
-    @classmethod
-    def _bare_gateway_host(cls, host: str) -> str:
-        """Strip the brackets of an IPv6 address."""
-        return host.removeprefix("[").removesuffix("]")
-
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
         check_tls_files(self.executor_security)
@@ -246,33 +218,12 @@ class SchedulerSettings(ServiceSettings):
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
         _ = self.adapters
-        if self.gateway_port is not None and not self.insecure and not is_loopback(self.gateway_address):
-            raise ValueError(
-                f"--gateway-host: {self.gateway_host} is not loopback, and the gateway has neither TLS nor a"
-                " token for its workers: give --insecure if the network between them is trusted"
-            )
         return self
 
     def check_secrets(self) -> None:
-        """Raises ValueError if two tokens are equal or are given twice, or the tokens file is malformed.
-
-        Also if the gateway's port would let callers in without the credentials that others need.
-        """
+        """Raises ValueError if two tokens are equal or are given twice, or the tokens file is malformed."""
         super().check_secrets()
         _ = self.executor_security
-        if self.gateway_port is None or not self.callers_need_credentials:
-            return
-        if not self.gateway_authenticates:
-            raise ValueError(
-                "--gateway-port: callers need a token or a certificate here, and the gateway sends none: give"
-                " --gateway-authenticates if the gateway demands keys of its own clients (`paceline serve`"
-                " does, with --api-key-file)"
-            )
-        if not sys.platform.startswith("linux") and is_loopback(self.gateway_address):
-            raise ValueError(
-                "--gateway-port: callers need a token or a certificate here; only Linux tells which local"
-                " user calls the gateway's port"
-            )
 
     def security_warnings(self) -> list[str]:
         """As `ServiceSettings`, and one for plaintext connections to executors on other machines."""
@@ -283,23 +234,7 @@ class SchedulerSettings(ServiceSettings):
                 f"plaintext to executors beyond this machine ({', '.join(far)}): their token, and all "
                 "prompts and outputs, can be read on the way; --executor-tls-ca closes it"
             )
-        if self.gateway_port is not None and not is_loopback(self.gateway_address):
-            warnings.append(
-                "the gateway's port is open beyond this machine, in plaintext and without a token: whoever"
-                " reaches it is served"
-            )
         return warnings
-
-    @property
-    def gateway_address(self) -> str:
-        """The address of the gateway's port, host:port or [host]:port."""
-        host = f"[{self.gateway_host}]" if ":" in self.gateway_host else self.gateway_host
-        return f"{host}:{self.gateway_port or 0}"
-
-    @property
-    def callers_need_credentials(self) -> bool:
-        """Whether callers of the scheduler's own port need a token or a certificate."""
-        return self.credentials.demanded or self.tls_client_ca is not None
 
     @property
     def instance_name(self) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, server_options
-from paceline.extras import installation
 from paceline.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from service_kit.audit import Audit
 from service_kit.connections import Connections
@@ -17,7 +14,7 @@ from service_kit.gate import Gate
 from service_kit.lifecycle import EXIT_PORT, StartError, live
 from service_kit.logs import Log
 from service_kit.probes import PublishedHealth
-from service_kit.process import Shutdown, write_port_file
+from service_kit.process import Shutdown
 from service_kit.settings import EXIT_USAGE
 
 from scheduler_service.config import SchedulerSettings
@@ -25,9 +22,6 @@ from scheduler_service.rpc.admin_servicer import AdminServicer
 from scheduler_service.rpc.interceptor import StatusInterceptor
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
-
-if TYPE_CHECKING:
-    from scheduler_service.gateway.server import GatewayPort
 
 log = Log(__name__)
 
@@ -51,13 +45,12 @@ def max_streams(settings: SchedulerSettings) -> int:
 
 
 class SchedulerServer:
-    """A `service_kit.lifecycle.Service`: the gRPC server of a SchedulerService, and the gateway's port."""
+    """A `service_kit.lifecycle.Service`: the gRPC server of a SchedulerService."""
 
     names: tuple[str, ...] = (SERVICE, ADMIN_SERVICE)
     grace_s = 1.0
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        """Raises RuntimeError if the gateway's packages are missing."""
         self.service = SchedulerService(settings)
         self._settings, self.connections = settings, Connections()
         self.metrics, self.health = self.service.metrics, PublishedHealth(SERVICE)
@@ -78,19 +71,10 @@ class SchedulerServer:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, self.server)
         admin = AdminServicer(self.service, credentials, self.audit)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self.server)
-        self._gateway: GatewayPort | None = None
-        if settings.gateway_port is not None:
-            self._gateway = _gateway_port(self.service, servicer, settings, self.connections, _PUBLIC_OPTIONS)
 
     async def open(self) -> dict[str, object]:
-        """Open the gateway's port, if there is one. Raises RuntimeError, OSError."""
-        settings, said = self._settings, {"executors": ",".join(self._settings.executor)}
-        if self._gateway is None:
-            return {**said}
-        port = await self._gateway.start()
-        if settings.gateway_port_file is not None:
-            write_port_file(settings.gateway_port_file, port)
-        return {**said, "gateway_host": settings.gateway_host, "gateway_port": port}
+        """Nothing more to open; returns what the log says of it."""
+        return {"executors": ",".join(self._settings.executor)}
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until cancelled; ask for the shutdown if the draft executors can't be used. A bug raises."""
@@ -105,27 +89,8 @@ class SchedulerServer:
         await self.service.drain(self._settings.drain_timeout_s, shutdown.force)
 
     async def close(self) -> None:
-        """Close the gateway's port, and the sessions on all executors."""
-        if self._gateway is not None:
-            await self._gateway.stop(self.grace_s)
+        """Close the sessions on all executors."""
         await self.service.close_sessions()
-
-
-def _gateway_port(
-    service: SchedulerService,
-    servicer: SchedulerServicer,
-    settings: SchedulerSettings,
-    connections: Connections,
-    options: Mapping[str, int | str],
-) -> GatewayPort:
-    """The gateway's port, whose packages are imported here alone. Raises RuntimeError if they are missing."""
-    try:
-        from scheduler_service.gateway.server import GatewayPort
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
-            raise
-        raise RuntimeError(f"--gateway-port needs further packages; {installation('openai')}") from error
-    return GatewayPort(service, servicer, settings, connections, options)
 
 
 async def serve(settings: SchedulerSettings) -> int:

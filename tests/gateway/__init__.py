@@ -1,1 +1,1 @@
-"""The OpenAI API as its official SDKs see it, through the smg gateway."""
+"""The OpenAI API of `paceline serve --openai` and `paceline gateway`, as its official SDKs see it."""

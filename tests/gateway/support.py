@@ -29,13 +29,16 @@ class BackStack:
     def __init__(self, directory: Path, *arguments: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._port = directory, kept_port()
-        self.worker = f"127.0.0.1:{kept_port()}"  # where the gateway calls it
-        gateway = ("-S", f"gateway-port={self.worker.rpartition(':')[2]}")
-        self._arguments = (*gateway, *BEHIND_A_GATEWAY, *arguments)
+        self._arguments = (*BEHIND_A_GATEWAY, *arguments)
         self.serve = self._start()
 
     def _start(self) -> Serve:
         return Serve(self._directory, *self._arguments, port=self._port)
+
+    @property
+    def address(self) -> str:
+        """Of its scheduler."""
+        return f"127.0.0.1:{self._port}"
 
     @property
     def pids(self) -> dict[str, int]:
@@ -65,10 +68,10 @@ class BackStack:
 
 
 @contextmanager
-def gateway(directory: Path, workers: list[str], *options: str) -> Iterator[str]:
-    """`paceline gateway` in front of these workers; yields its URL."""
+def gateway(directory: Path, schedulers: list[str], *options: str) -> Iterator[str]:
+    """`paceline gateway` in front of these schedulers; yields its URL."""
     log = directory / "gateway.log"
-    command = [sys.executable, "-m", "paceline", "gateway", *workers, "--listen", "0", *options]
+    command = [sys.executable, "-m", "paceline", "gateway", *schedulers, "--listen", "0", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

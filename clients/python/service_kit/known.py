@@ -6,11 +6,18 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+_GONE = (
+    "; the OpenAI API is served by `paceline serve --openai PORT`, or by `paceline gateway ADDRESS...`, which"
+    " calls the scheduler's own port"
+)
+"""About settings of earlier versions, `--gateway-port` and others."""
 _KUBERNETES_VARIABLE = re.compile(r"(^|_)(service_(host|port)|port_\d+_(tcp|udp))(_|$)")
 
 
 def nearest(name: str, known: Collection[str]) -> str:
     """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
+    if name.lower().lstrip("-").replace("-", "_").removeprefix("paceline_scheduler_").startswith("gateway_"):
+        return _GONE
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     if not near and (longer := [one for one in sorted(known) if one.startswith(name)]):
         near = longer

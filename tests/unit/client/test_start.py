@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import typer
 from paceline.cli import stack
-from paceline.cli.gateway_launch import GatewayLaunch
+from paceline.cli.gateway_launch import gateway_launch
 from paceline.cli.stack import ExecutorLaunch, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
 
@@ -47,22 +48,39 @@ async def test_a_wrong_setting_of_the_scheduler_does_not_wait_for_the_executor(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["tls-cert-path=FILE", "tls-key-path=/nowhere"], "--tls-key-path: /nowhere: No such file"),
-        (["tls-cert-path=FILE", "tls-key-path=FILE"], "holds no certificate in PEM format"),
-        (["ca-cert-paths=/nowhere"], "--ca-cert-paths: /nowhere: No such file or directory"),
-        (["no-such-option=1"], "no-such-option"),
+        (["--tls-cert=FILE", "--tls-key=/nowhere"], "/nowhere can't be read"),
+        (["--tls-cert=FILE"], "--tls-cert and --tls-key go together"),
+        (["--no-such-option=1"], "no-such-option"),
+        (["--max-body-bytes=0"], "--max-body-bytes: expected more than 0"),
+        (["--policy=cache_aware"], "requests are spread over the schedulers"),
+        (["--tls-cert-path=FILE"], "now it is tls-cert"),
     ],
 )
-async def test_a_wrong_option_of_the_gateway_does_not_wait_for_the_model(
-    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_option_of_the_gateway_does_not_wait_for_the_model(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("no certificate")
-    flags = [f"--{option.replace('FILE', str(tmp_path / 'file'))}" for option in options]
-    use_programs({"executor_service": NEVER_LISTENS, "scheduler_service": NEVER_LISTENS}, monkeypatch)
-    told = await failure(StackConfig("oracle", gateway=GatewayLaunch("127.0.0.1", 0, options=tuple(flags))))
-    assert told.startswith("the gateway ended (exit status 2): gateway: ")
-    assert said in told
+    (tmp_path / "file").write_text("")
+    given = [option.replace("FILE", str(tmp_path / "file")) for option in options]
+    with pytest.raises(typer.Exit) as ended:
+        gateway_launch("0", insecure=False, logs=(), options=given)
+    assert ended.value.exit_code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
-async def test_right_options_of_the_gateway_pass() -> None:
-    await GatewayLaunch("127.0.0.1", 0, api_key="secret", options=("--log-level", "error")).check()
+def test_keys_of_earlier_versions_end_the_start_and_say_what_keys_are_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        gateway_launch("0", insecure=False, logs=(), api_key="given")
+    monkeypatch.setenv("PACELINE_API_KEY", "given")
+    with pytest.raises(typer.Exit):
+        gateway_launch("0", insecure=False, logs=())
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("give --token-file FILE, PACELINE_TOKEN, or -S tokens-file=FILE") == 2
+
+
+def test_a_gateway_beyond_loopback_needs_tls_or_insecure(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        gateway_launch("0.0.0.0:0", insecure=False, logs=())
+    assert "-G tls-cert=FILE -G tls-key=FILE, or --insecure" in " ".join(capsys.readouterr().err.split())
+    assert gateway_launch("0.0.0.0:0", insecure=True, logs=()).host == "0.0.0.0"

@@ -1,4 +1,4 @@
-"""docs/openai-door.md says of each field and bound what the code does."""
+"""docs/openai.md says of each field and bound what the code does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline_openai.settings import Bounds
 
 from tests.support.checkout import ROOT
 
-PAGE = (ROOT / "docs" / "openai-door.md").read_text()
+PAGE = (ROOT / "docs" / "openai.md").read_text()
 
 
 def test_the_page_has_the_fields_of_each_endpoint_as_the_code_has_them() -> None:

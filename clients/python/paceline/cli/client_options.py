@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import typer
@@ -25,9 +26,12 @@ def note_command_line(context: typer.Context) -> frozenset[str]:
     return given
 
 
-def refuse_client_options(context: typer.Context) -> None:
-    """Exit with an error if client options were given: ignoring them would leave the service unprotected."""
-    given = sorted(context.meta.get(_GIVEN, ()))
+def refuse_client_options(context: typer.Context, but: Collection[str] = ()) -> None:
+    """Exit with an error if client options were given: ignoring them would leave the service unprotected.
+
+    `but`: those that the command uses.
+    """
+    given = sorted(set(context.meta.get(_GIVEN, ())) - set(but))
     if "token" in given:
         fail(
             "--token would show in the process list, and is for clients: give serve --token-file FILE or"

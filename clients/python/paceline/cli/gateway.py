@@ -13,14 +13,14 @@ from typing import Annotated
 import typer
 
 from paceline.cli.client_options import refuse_client_options
-from paceline.cli.common import check_address, fail, stderr, warn
+from paceline.cli.common import check_address, fail, security, stderr, warn
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
-    ApiKey,
-    ApiKeyFile,
     GatewayLaunch,
     GatewayOption,
-    checked_api_key,
+    GoneApiKey,
+    GoneApiKeyFile,
+    Processes,
     gateway_launch,
 )
 from paceline.cli.gateway_probe import is_ready
@@ -34,50 +34,67 @@ _PATIENT_POLLS = 10  # before the gateway is said to have no scheduler yet
 
 def gateway(
     context: typer.Context,
-    workers: Annotated[
-        list[str], typer.Argument(help="Each scheduler's gateway port: HOST:PORT.", metavar="WORKER...")
-    ],
+    schedulers: Annotated[list[str], typer.Argument(help="Each HOST:PORT.", metavar="ADDRESS...")],
     listen: Annotated[
         str, typer.Option(metavar="[HOST:]PORT", help="Where OpenAI clients connect.")
     ] = "8000",
-    api_key: ApiKey = "",
-    api_key_file: ApiKeyFile = None,
+    processes: Processes = 1,
     *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "warning",
     gateway_option: GatewayOption = None,
+    api_key: GoneApiKey = "",
+    api_key_file: GoneApiKeyFile = "",
 ) -> None:
-    """Serve the OpenAI API in front of several schedulers, each started with --gateway-port.
+    """Serve the OpenAI API in front of schedulers of one model.
 
-    Requests go where a beginning of their prompt is cached, and around schedulers that are down.
+    Requests are spread over the schedulers, and a stream whose scheduler dies goes on at another one. A
+    caller's key is its token there. --tls-ca before the command: who signed the schedulers' certificates.
 
-        paceline gateway 127.0.0.1:50071 127.0.0.1:50072 --listen 8000
+        paceline gateway 127.0.0.1:50051 127.0.0.1:50052 --listen 8000
     """
-    refuse_client_options(context)
+    refuse_client_options(context, but=("tls_ca", "tls_cert", "tls_key"))
+    given = security(context)
     launch = gateway_launch(
         listen,
-        checked_api_key(context, api_key, api_key_file),
         insecure=insecure,
-        log_level=log_level,
-        options=flags(gateway_option),
+        logs=("--log-level", log_level),
+        processes=processes,
+        options=[*_scheduler_tls(given.ca_file, given.cert_file, given.key_file), *flags(gateway_option)],
+        api_key=api_key or api_key_file,
     )
-    workers = [check_address(worker) for worker in workers]
+    addresses = [check_address(one) for one in schedulers]
     require_free(launch.host, launch.port, "--listen")
     with never_blocking(stderr), tempfile.TemporaryDirectory(prefix="paceline-") as directory:
-        child = launch.child(Path(directory), say, workers)
+        children = launch.children(Path(directory), say, addresses)
         try:
-            asyncio.run(_keep(child, launch, workers))
+            asyncio.run(_keep(children, launch, addresses, Path(directory)))
         except (ChildFailed, OSError) as error:
             fail(str(error))
 
 
-async def _keep(child: Child, launch: GatewayLaunch, workers: Sequence[str]) -> None:
+def _scheduler_tls(*files: Path | None) -> list[str]:
+    names = ("ca", "cert", "key")
+    return [f"--scheduler-{name}={file}" for name, file in zip(names, files, strict=True) if file]
+
+
+async def start_all(children: Sequence[Child], port: int) -> None:
+    """Start the gateway's processes; all have the port of the first. Raises ChildFailed."""
+    for child in children:
+        await child.start(port)
+        port = child.port
+
+
+async def _keep(
+    children: Sequence[Child], launch: GatewayLaunch, schedulers: Sequence[str], directory: Path
+) -> None:
     """Keep the gateway running until a signal. A second one ends it at once."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
-        if stop.is_set() or not child.port:
-            child.kill()
+        if stop.is_set() or not children[-1].port:
+            for child in children:
+                child.kill()
         else:
             stderr.print("[dim]letting running requests end; once more to stop at once[/]")
         stop.set()
@@ -85,28 +102,26 @@ async def _keep(child: Child, launch: GatewayLaunch, workers: Sequence[str]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
-        await child.start(launch.port)
+        await start_all(children, launch.port)
     except ChildFailed:
         if stop.is_set():
             return
         raise
-    stderr.print(f"OpenAI API at {launch.url(child.port)}. Ctrl-C stops.", highlight=False, soft_wrap=True)
-    keeping = asyncio.create_task(child.keep_running())
+    url = launch.url(children[0].port)
+    stderr.print(f"OpenAI API at {url}. Ctrl-C stops.", highlight=False, soft_wrap=True)
+    keeping = [asyncio.create_task(child.keep_running()) for child in children]
     stopping = asyncio.create_task(stop.wait())
-    telling = asyncio.create_task(
-        tell_readiness(lambda: is_ready(launch.host, child.port, tls=launch.tls), workers)
-    )
-    await asyncio.wait([keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
+    telling = asyncio.create_task(tell_readiness(lambda: is_ready(directory / "gateway.socket"), schedulers))
+    await asyncio.wait([*keeping, stopping], return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
-    if stop.is_set():
-        await child.stop()
-    await keeping
+    await asyncio.gather(*(child.stop() for child in children))
+    await asyncio.gather(*keeping)
 
 
 async def tell_readiness(
-    ready: Callable[[], Awaitable[bool]], workers: Sequence[str], poll_s: float = _POLL_S
+    ready: Callable[[], Awaitable[bool]], schedulers: Sequence[str], poll_s: float = _POLL_S
 ) -> None:
-    """Say when the gateway takes requests and when it takes none, until cancelled: smg says it at info alone.
+    """Say when the gateway takes requests and when it takes none, until cancelled.
 
     At a start it has some polls' time to find its schedulers before anything is said.
     """
@@ -116,9 +131,6 @@ async def tell_readiness(
         if now and not known:
             stderr.print("Ready: a scheduler serves.", highlight=False)
         elif not now and (known or polls == _PATIENT_POLLS):
-            warn(
-                f"no scheduler serves at {', '.join(workers)}: requests are refused until one does. Each is"
-                " started with --gateway-port, and named here by that port"
-            )
+            warn(f"no scheduler serves at {', '.join(schedulers)}: requests are refused until one does")
         known = now
         await asyncio.sleep(poll_s)

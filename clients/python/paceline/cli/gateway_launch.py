@@ -1,102 +1,93 @@
-"""How to start the OpenAI gateway, from the options of `serve` and `gateway`."""
+"""How to start the gateway of the OpenAI API, from the options of `serve` and `gateway`."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from service_kit.secrets import check_token
-from service_kit.security import read_token
 
 from paceline.channel import is_loopback
-from paceline.cli.common import fail, warn
+from paceline.cli.common import fail
 from paceline.cli.services import command, require
-from paceline.cli.stack_secrets import gateway_line
-from paceline.cli.supervisor import Child, ChildFailed, Say
+from paceline.cli.supervisor import Child, Say
 from paceline.cli.watch import watch_gateway
 
-API_KEY_VARIABLE = "PACELINE_API_KEY"
-_PROCESS = "paceline.cli.gateway_process"
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_LOG_LEVELS = {"debug": "debug", "info": "info"}
-"""smg's level by ours; otherwise its errors alone, since it warns of what is as it should be here."""
-_PARSERS = {"hermes": "qwen", "llama3-json": "llama", "llama3-pythonic": "pythonic"}
-"""smg's parsers of calls, by our names of the formats."""
+_PACKAGE = "paceline_openai"
+_GONE_VARIABLE = "PACELINE_API_KEY"
+_KEYS = (
+    "a caller's key is its token at the scheduler now: give --token-file FILE, PACELINE_TOKEN, or"
+    " -S tokens-file=FILE for keys of several callers"
+)
+_GONE_OPTIONS = {
+    "tls-cert-path": "tls-cert",
+    "tls-key-path": "tls-key",
+    "max-payload-size": "max-body-bytes",
+    "cors-allowed-origins": "cors-origin",
+    "policy": "nothing: requests are spread over the schedulers",
+    "tool-call-parser": "-S tool-format=NAME",
+    "reasoning-parser": "nothing: the scheduler reads the model's own format",
+    "prometheus-port": "nothing: the metrics are at /metrics of the gateway's port",
+}
+"""Options of the gateway that was another program, and what they are called now."""
 
-ApiKey = Annotated[
-    str,
+GoneApiKey = Annotated[str, typer.Option("--api-key", hidden=True)]
+GoneApiKeyFile = Annotated[str, typer.Option("--api-key-file", hidden=True)]
+Processes = Annotated[
+    int,
     typer.Option(
-        envvar=API_KEY_VARIABLE,
-        help="OpenAI clients must send this key. Shows in the process list: better set the variable.",
-        show_default=False,
+        "--gateway-processes", min=1, max=64, help="Processes of the OpenAI API, which share its port."
     ),
-]
-ApiKeyFile = Annotated[
-    Path | None, typer.Option(help="OpenAI clients must send this file's key.", show_default=False)
 ]
 GatewayOption = Annotated[
     list[str] | None,
-    typer.Option("--gateway-option", "-G", metavar="NAME=VALUE", help="See `smg launch --help`."),
+    typer.Option(
+        "--gateway-option", "-G", metavar="NAME=VALUE", help="See `python -m paceline_openai --help`."
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLaunch:
-    """The gateway to start. `options` are further flags of smg's command line."""
+    """The gateway to start. `options` are further flags of its command line."""
 
     host: str
     port: int  # 0: any free one
-    api_key: str = field(default="", repr=False)  # clients must send it; "": they need none
-    model_name: str = ""  # for its clients; "": the model's own
+    processes: int = 1
     options: tuple[str, ...] = ()
 
     @property
     def tls(self) -> bool:
         """Whether it serves TLS."""
-        return any(option.startswith("--tls-cert-path") for option in self.options)
+        return any(option.startswith("--tls-cert") for option in self.options)
 
-    def child(self, directory: Path, say: Say, workers: Sequence[str], *, tool_format: str = "") -> Child:
-        """Its process, not started. `workers`: host:port of schedulers; `tool_format`: of their model."""
-        parser = _PARSERS.get(tool_format)
-        options = [*(["--tool-call-parser", parser] if parser else []), *self.options]
-        port_file = directory / "gateway"
+    @property
+    def names(self) -> list[str]:
+        """Of its processes."""
+        return ["gateway", *(f"gateway-{number}" for number in range(2, self.processes + 1))]
+
+    def children(self, directory: Path, say: Say, schedulers: Sequence[str]) -> list[Child]:
+        """Its processes, not started. `schedulers`: their addresses."""
+        env = {"PROMETHEUS_MULTIPROC_DIR": str(directory / "metrics")} if self.processes > 1 else {}
+        if env:
+            (directory / "metrics").mkdir(exist_ok=True)
+        return [self._child(name, directory, say, schedulers, env) for name in self.names]
+
+    def _child(
+        self, name: str, directory: Path, say: Say, schedulers: Sequence[str], env: dict[str, str]
+    ) -> Child:
+        port_file, socket = directory / name, directory / f"{name}.socket"
 
         def with_port(port: int) -> list[str]:
-            flags = [flag for worker in workers for flag in ("--worker", worker)]
             where = ["--host", self.host, "--port", str(port), "--port-file", str(port_file)]
-            return command(_PROCESS, *flags, *where, *options)
+            own = [*where, "--local-socket", str(socket), "--until-stdin-ends"]
+            return command(_PACKAGE, *(f"--scheduler={one}" for one in schedulers), *own, *self.options)
 
-        child: Child = Child(
-            "gateway",
-            with_port,
-            port_file,
-            lambda name, line: say(name, _COLOR.sub("", line)),
-            secrets=gateway_line(self.api_key),
-            watch=watch_gateway(self.host, lambda: child.port, tls=self.tls),
-        )
-        return child
-
-    async def check(self) -> None:
-        """Have the options checked by a process of its own, which ends then. Raises ChildFailed.
-
-        For where the gateway itself is started after a model is loaded.
-        """
-        flags = ["--check", "--host", self.host, "--worker", "127.0.0.1:1", *self.options]
-        process = await asyncio.create_subprocess_exec(
-            *command(_PROCESS, *flags),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await process.communicate(gateway_line(self.api_key))
-        if process.returncode:
-            *_, last = ["it said nothing", *said.decode(errors="replace").splitlines()]
-            raise ChildFailed(f"the gateway ended (exit status {process.returncode}): {last}")
+        return Child(name, with_port, port_file, say, env=env, watch=watch_gateway(socket))
 
     def url(self, port: int) -> str:
         """The base URL for clients on this machine."""
@@ -107,50 +98,61 @@ class GatewayLaunch:
 
 def gateway_launch(
     listen: str,
-    api_key: str,
     *,
     insecure: bool,
-    log_level: str,
+    logs: Sequence[str],
+    processes: int = 1,
     options: Sequence[str] = (),
     model_name: str = "",
+    api_key: str = "",
 ) -> GatewayLaunch:
     """The gateway to start at `listen`, [HOST:]PORT. Exits with an error for options that do not fit.
 
-    `options`: flags of smg's. Beyond loopback a key is required, and TLS unless `insecure`.
+    `options`: flags of its command line. `api_key`: what was given as a key, as in earlier versions.
     """
-    require("smg")
+    require("uvicorn")
+    if api_key or os.environ.get(_GONE_VARIABLE):
+        fail(f"{'--api-key and --api-key-file are' if api_key else f'{_GONE_VARIABLE} is'} gone: {_KEYS}", 2)
     found = re.fullmatch(r"(?:(.+):)?(\d{1,5})", listen)
     if found is None or int(found[2]) > 65535:
         fail(f"expected PORT or HOST:PORT for the gateway, got {listen!r}", 2)
     host = (found[1] or "127.0.0.1").removeprefix("[").removesuffix("]")
-    level = _LOG_LEVELS.get(log_level, "error")
-    launch = GatewayLaunch(host, int(found[2]), api_key, model_name, ("--log-level", level, *options))
-    if not is_loopback(f"{host}:0"):
-        if not api_key:
-            fail(
-                f"{host} is not loopback: give a key with --api-key-file FILE or {API_KEY_VARIABLE}",
-                2,
-            )
-        if not launch.tls and not insecure:
-            fail(f"{host} is not loopback: give -G tls-cert-path=FILE -G tls-key-path=FILE, or --insecure", 2)
+    plain = ["--insecure"] if insecure else []
+    name = [f"--model-name={model_name}"] if model_name else []
+    launch = GatewayLaunch(host, int(found[2]), processes, (*logs, *plain, *name, *options))
+    _check(launch)
+    if not is_loopback(f"{host}:0") and not launch.tls and not insecure:
+        fail(f"{host} is not loopback: give -G tls-cert=FILE -G tls-key=FILE, or --insecure", 2)
     return launch
 
 
-def shows_api_key(context: typer.Context) -> bool:
-    """Whether the key is on the command line, and not in its variable."""
-    source = context.get_parameter_source("api_key")
-    return source is not None and source.name == "COMMANDLINE"
+def _check(launch: GatewayLaunch) -> None:
+    """Exit with an error for a wrong option, before a model is loaded."""
+    from paceline_openai.settings import settings  # needs packages of the extra
 
-
-def checked_api_key(context: typer.Context, api_key: str, file: Path | None) -> str:
-    """The key of the option, the variable or the file; "": none. Exits with an error if they differ."""
-    if shows_api_key(context):
-        warn(f"--api-key shows in the process list of this machine; {API_KEY_VARIABLE} does not")
+    for option in launch.options:
+        name = option.partition("=")[0].removeprefix("--")
+        if name in _GONE_OPTIONS:
+            fail(f"-G {name} was an option of another gateway; now it is {_GONE_OPTIONS[name]}", 2)
     try:
-        from_file = read_token(file)
-        check_token("--api-key", api_key)
+        given = settings(["--scheduler=none", "--host", launch.host, *launch.options])
     except ValueError as error:
-        fail(str(error), 2)
-    if api_key and from_file and api_key != from_file:
-        fail("--api-key-file names another key than --api-key or its variable: give one of them", 2)
-    return from_file or api_key
+        fail(f"--gateway-option: {error}", 2)
+    for file in (given.tls_cert, given.tls_key, given.scheduler_ca):
+        if file is not None and not os.access(file, os.R_OK):
+            fail(f"--gateway-option: {file} can't be read", 2)
+
+
+def require_tokens(token: str, scheduler_flags: Sequence[str]) -> None:
+    """Exit with an error where the scheduler demands certificates of its callers, and no token.
+
+    The gateway's callers have none that the scheduler sees, and its own Unix socket demands none.
+    """
+    given = {flag.partition("=")[0] for flag in scheduler_flags}
+    certificates = "--tls-client-ca" in given or os.environ.get("PACELINE_SCHEDULER_TLS_CLIENT_CA")
+    if certificates and not token and not given & {"--tokens-file", "--auth-token-file"}:
+        fail(
+            "--openai: the scheduler demands certificates of callers, and the gateway's callers show none:"
+            " give it tokens too (--token-file FILE, or -S tokens-file=FILE)",
+            2,
+        )

@@ -14,7 +14,7 @@ _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 _SERVICES = {
     "executor_service": "executor",
     "scheduler_service": "scheduler",
-    "paceline.cli.gateway_process": "gateway",
+    "paceline_openai": "gateway",
 }
 """Paceline's processes, by the modules that they run."""
 

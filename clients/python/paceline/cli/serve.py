@@ -19,12 +19,12 @@ from paceline.cli.client_options import client_token, refuse_client_options
 from paceline.cli.common import fail, stderr
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
-    ApiKey,
-    ApiKeyFile,
     GatewayOption,
-    checked_api_key,
+    GoneApiKey,
+    GoneApiKeyFile,
+    Processes,
     gateway_launch,
-    shows_api_key,
+    require_tokens,
 )
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
@@ -45,7 +45,7 @@ class LogFormat(enum.Enum):
 
 
 _CALL_TIMEOUT_S = 5.0
-_COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan", "gateway": "blue"}
+_COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan", "gateway": "blue"}  # else white
 
 Backend = Annotated[
     str,
@@ -117,12 +117,11 @@ def serve(
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve the OpenAI API here too, with the smg gateway; 0: any free port.",
+            help="Serve the OpenAI API here too; 0: any free port.",
             show_default=False,
         ),
     ] = None,
-    api_key: ApiKey = "",
-    api_key_file: ApiKeyFile = None,
+    gateway_processes: Processes = 1,
     served_model_name: Annotated[
         str, typer.Option(help="The model's name for OpenAI clients. Default: its own.", show_default=False)
     ] = "",
@@ -146,6 +145,8 @@ def serve(
         ),
     ] = None,
     gateway_option: GatewayOption = None,
+    api_key: GoneApiKey = "",
+    api_key_file: GoneApiKeyFile = "",
 ) -> None:
     """Serve a model: start an executor and a scheduler, and keep them running.
 
@@ -181,14 +182,16 @@ def serve(
     if openai is not None:
         gateway = gateway_launch(
             openai,
-            checked_api_key(context, api_key, api_key_file) or token,
             insecure=insecure,
-            log_level=log_level,
+            logs=logs,
+            processes=gateway_processes,
             options=flags(gateway_option),
             model_name=served_model_name,
+            api_key=api_key or api_key_file,
         )
-    elif api_key_file or served_model_name or gateway_option or shows_api_key(context):
-        fail("--api-key, --api-key-file, --served-model-name and --gateway-option need --openai", 2)
+        require_tokens(token, flags(scheduler_option))
+    elif served_model_name or gateway_option or api_key or api_key_file or gateway_processes > 1:
+        fail("--served-model-name, --gateway-option and --gateway-processes need --openai", 2)
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
     require_adapters(adapter_dir, adapter or [])
     directory = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
@@ -223,7 +226,7 @@ def served_model(backend: str, given: str | None) -> Path | None:
     """The path of the model to serve; the default one is fetched. Exits with advice if it is missing."""
     if given is not None and given != DEFAULT_MODEL.name:
         return find_model(given)
-    return fetch_default(to_serve=True) if backend == "torch" else None
+    return fetch_default() if backend == "torch" else None
 
 
 def draft_config(
@@ -255,7 +258,7 @@ def stack_config(
     """A stack on free ports for one command alone, with a token of its own; by default the default model."""
     return StackConfig(
         backend=backend,
-        model=(model or fetch_default(to_serve=True)) if backend == "torch" else model,
+        model=(model or fetch_default()) if backend == "torch" else model,
         draft=draft,
         executor_options=(*QUIET, *executor_options),
         scheduler_options=QUIET,
@@ -328,10 +331,11 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if config.gateway is not None and stack.gateway is not None:
+    if config.gateway is not None:
+        demanded = config.client_token or "--tokens-file" in " ".join(config.scheduler_options)
         stderr.print(
-            f"OpenAI API at [bold]{config.gateway.url(stack.gateway.port)}[/]"
-            + ("" if config.gateway.api_key else ", without a key"),
+            f"OpenAI API at [bold]{config.gateway.url(stack.gateways[0].port)}[/]"
+            + ("" if demanded else ", without a key"),
             highlight=False,
             soft_wrap=True,
         )

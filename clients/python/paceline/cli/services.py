@@ -16,7 +16,7 @@ from paceline.cli.client_options import refuse_ignored_token
 from paceline.cli.common import fail
 from paceline.extras import installation
 
-_EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler", "smg": "openai"}
+_EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler", "uvicorn": "openai"}
 
 
 def command(module: str, *arguments: str) -> list[str]:

@@ -35,16 +35,15 @@ Loading = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class ChildFiles:
-    """The files of one service: its port files, and the Unix socket on which it answers its parent."""
+    """The files of one service: its port file, and the Unix socket on which it answers its parent."""
 
     port: Path
     socket: Path
-    gateway_port: Path  # of a scheduler
 
     @classmethod
     def of(cls, name: str, directory: Path) -> ChildFiles:
         """The files of service `name` in `directory`, which must be private to this user."""
-        return cls(directory / name, directory / f"{name}.socket", directory / f"{name}.gateway")
+        return cls(directory / name, directory / f"{name}.socket")
 
     @property
     def flags(self) -> list[str]:
@@ -96,16 +95,7 @@ class StackConfig:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
         executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
         where = ["--host", self.host, "--port", str(port), *files.flags, _SECRETS_FLAG]
-        gateway = self._gateway_flags(self.gateway, files.gateway_port) if self.gateway else []
-        return command("scheduler_service", *executors, *where, *gateway, *self.scheduler_options)
-
-    @staticmethod
-    def _gateway_flags(gateway: GatewayLaunch, port_file: Path) -> list[str]:
-        """The scheduler's flags for its gateway's port, which is the same one after a restart."""
-        flags = ["--gateway-port", str(_port_in(port_file)), "--gateway-port-file", str(port_file)]
-        if gateway.model_name:
-            flags += ["--gateway-model-name", gateway.model_name]
-        return [*flags, "--gateway-authenticates"] if gateway.api_key else flags
+        return command("scheduler_service", *executors, *where, *self.scheduler_options)
 
 
 @dataclass(slots=True)
@@ -121,12 +111,12 @@ class Stack:
     executor: Child
     scheduler: Child
     draft: Child | None = None
-    gateway: Child | None = None  # started last, once the others serve
+    gateways: list[Child] = field(default_factory=list)  # started last, once the others serve
 
     @property
     def children(self) -> list[Child]:
         """All processes, in the order in which they stop: each before those that it uses."""
-        found = (self.gateway, self.scheduler, self.draft, self.executor)
+        found = (*self.gateways, self.scheduler, self.draft, self.executor)
         return [child for child in found if child is not None]
 
     @property
@@ -210,8 +200,6 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
         starts = [executor.start(config.executor_port), scheduler.start(config.port)]
         if draft is not None:
             starts.append(draft.start(0))
-        if config.gateway is not None:
-            starts.append(config.gateway.check())
         try:
             await _all(starts)
             for name in ("executor", *(["draft"] if draft else [])):
@@ -219,17 +207,11 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
                 await _while_running(loaded, *stack.children)
             await _while_running(_serving(stack), *stack.children)
             if config.gateway is not None:
-                files = ChildFiles.of("scheduler", scratch)
-                await _start_gateway(stack, config.gateway, files.gateway_port, say)
+                await _start_gateway(stack, config.gateway, scratch, say)
             yield stack
         except BaseException:
             stack.kill()
             raise
-
-
-def _port_in(port_file: Path) -> int:
-    """The port that a service has written; 0 before its first start."""
-    return int(port_file.read_text()) if port_file.exists() else 0
 
 
 def _socket(name: str, directory: Path) -> str:
@@ -277,21 +259,24 @@ async def _serving(stack: Stack) -> None:
     raise ChildFailed(f"the scheduler does not serve after {_SERVING_TIMEOUT_S:g} s: {reason}")
 
 
-async def _start_gateway(stack: Stack, launch: GatewayLaunch, port_file: Path, say: Say) -> None:
-    """Start the stack's gateway, and wait until it serves the model. Raises ChildFailed."""
-    async with aio.Client(stack.socket, security=stack.admin_security) as client:
-        info = await client.model_info(timeout_s=_CALL_TIMEOUT_S)
-    worker = f"{_LOOPBACK}:{_port_in(port_file)}"
-    stack.gateway = launch.child(port_file.parent, say, [worker], tool_format=info.tool_format)
-    await stack.gateway.start(launch.port)
-    await _while_running(_gateway_serving(launch, stack.gateway.port), *stack.children)
+async def _start_gateway(stack: Stack, launch: GatewayLaunch, directory: Path, say: Say) -> None:
+    """Start the stack's gateway, and wait until it takes requests. Raises ChildFailed.
+
+    Its processes call the scheduler's Unix socket: where it demands tokens, their callers need them.
+    """
+    port = launch.port
+    for child in launch.children(directory, say, [stack.socket]):
+        stack.gateways.append(child)
+        await child.start(port)
+        port = child.port
+        await _while_running(_gateway_serving(directory / f"{child.name}.socket"), *stack.children)
 
 
-async def _gateway_serving(launch: GatewayLaunch, port: int) -> None:
-    """Wait until the gateway has registered the scheduler. Raises ChildFailed after _SERVING_TIMEOUT_S."""
+async def _gateway_serving(socket: Path) -> None:
+    """Wait until a gateway's process takes requests. Raises ChildFailed after _SERVING_TIMEOUT_S."""
     clock = RunningClock(time.monotonic)
     while clock() < _SERVING_TIMEOUT_S:
-        if await is_ready(launch.host, port, tls=launch.tls):
+        if await is_ready(socket):
             return
         await asyncio.sleep(_POLL_S)
     raise ChildFailed(f"the gateway does not serve after {_SERVING_TIMEOUT_S:g} s")

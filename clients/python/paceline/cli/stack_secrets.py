@@ -30,10 +30,5 @@ class StackSecrets:
         return _line(executor_token=self.executor, admin_token=self.admin, **client)
 
 
-def gateway_line(api_key: str) -> bytes:
-    """The line of secrets for the OpenAI gateway's standard input. `api_key`: "": its clients need none."""
-    return _line(**({"api_key": api_key} if api_key else {}))
-
-
 def _line(**secrets_by_name: str) -> bytes:
     return json.dumps(secrets_by_name).encode() + b"\n"

@@ -16,7 +16,7 @@ from paceline.cli.watch import Watch
 
 _POLL_S = 0.02
 _LAST_LINES_S = 1.0  # wait for the rest of the output, which the child's own children may keep open
-_PRIVATE_VARIABLES = ("PACELINE_TOKEN", "PACELINE_API_KEY")  # processes get these through a pipe
+_PRIVATE_VARIABLES = ("PACELINE_TOKEN",)  # processes get it through a pipe
 
 Say = Callable[[str, str], None]
 """Called with (name of the child, one line of its output or about it)."""

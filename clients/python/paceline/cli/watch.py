@@ -62,12 +62,12 @@ def watch_socket(socket: Path) -> Watch:
     return watch_process
 
 
-def watch_gateway(host: str, port: Callable[[], int], *, tls: bool) -> Watch:
-    """A Watch that asks the OpenAI gateway over HTTP; `port` returns where. Any answer counts."""
+def watch_gateway(socket: Path) -> Watch:
+    """A Watch that asks a gateway's process over its Unix socket. Any answer counts."""
 
     async def watch_process(pid: int, on_serving: OnServing) -> str:
         async def probe() -> bool:
-            status = await asyncio.to_thread(probe_status, host, port(), "/liveness", tls=tls)
+            status = await probe_status(socket, "/liveness")
             if status == HTTPStatus.OK:
                 on_serving()
             return status is not None

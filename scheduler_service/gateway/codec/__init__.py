@@ -1,1 +1,0 @@
-"""Messages of the worker protocol, from and to plain data."""
