@@ -13,6 +13,7 @@ from transformers import (
     GlmConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     PretrainedConfig,
     SeedOssConfig,
     SmolLM3Config,
@@ -29,6 +30,7 @@ _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "part
 _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _PAIRS = {"head_dim": 12}
 _CAPPED = {"head_dim": 12, "query_pre_attn_scalar": 3, "sliding_window": 13, "layer_types": _ALTERNATING}
+_GROWING = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
 CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "granite": (GraniteConfig, _GRANITE),
@@ -39,6 +41,7 @@ CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "glm4": (Glm4Config, _PAIRS | _HALF),
     "exaone4": (Exaone4Config, {"sliding_window": 13, "layer_types": _ALTERNATING}),
     "gemma2": (Gemma2Config, _CAPPED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}),
+    "ministral3": (Ministral3Config, {"head_dim": 12, "rope_parameters": _GROWING}),
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {"mlp-bias": {"mlp_bias": True, "attention_bias": True}, "partial-rotary": _HALF},
@@ -75,6 +78,11 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "window-of-one": {"sliding_window": 1},
         "bias": {"attention_bias": True},
     },
+    "ministral3": {
+        "window": {"sliding_window": 13},
+        "not-growing": {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0}},
+        "growing-always": {"rope_parameters": _GROWING | {"original_max_position_embeddings": 1}},
+    },
 }
 FAST_CASES = [
     ("llama", "mlp-bias"),
@@ -86,4 +94,5 @@ FAST_CASES = [
     ("glm4", "bf16"),
     ("exaone4", "odd-heads"),
     ("gemma2", "plain"),
+    ("ministral3", "plain"),
 ]

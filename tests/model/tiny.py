@@ -16,6 +16,7 @@ from transformers import (
     GlmConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -107,6 +108,7 @@ NEWER_CONFIGS: dict[str, Any] = {
     "glm": lambda: GlmConfig(**_SIZES, head_dim=16),
     "glm4": lambda: Glm4Config(**_SIZES, head_dim=16),
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
+    "ministral3": lambda: Ministral3Config(**_SIZES, head_dim=16),
     "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
 }
 """Those of `newer_architectures.py`."""

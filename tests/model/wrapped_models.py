@@ -49,6 +49,13 @@ _QWEN_IDS = {
     "vision_start_token_id": 203,
     "vision_end_token_id": 204,
 }
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.3,
+}
 _MROPE = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 2, 2]}
 
 
@@ -105,7 +112,11 @@ _OWN: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 50.0}}
         },
     },
-    "mistral3": {"window": {"sliding_window": 13}, "wide-heads": {"head_dim": 40}},
+    "mistral3": {
+        "window": {"sliding_window": 13},
+        "wide-heads": {"head_dim": 40},
+        "ministral3": {"model_type": "ministral3", "rope_parameters": _GROWING},
+    },
     "qwen2_vl": {},
     "qwen2_5_vl": {
         "window": {"use_sliding_window": True, "sliding_window": 13, "layer_types": _ALTERNATING[::-1]}
@@ -120,6 +131,7 @@ CASES = [(kind, variant) for kind in VARIANTS for variant in VARIANTS[kind]]
 FAST_CASES = [
     ("gemma3", "long-context"),
     ("mistral3", "plain"),
+    ("mistral3", "ministral3"),
     ("qwen2_5_vl", "odd-heads"),
     ("qwen3_vl", "uneven-sections"),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from executor_service.backends.base import Progress
-from executor_service.backends.torch_backend.files.architecture.rope.tables import rope_tables
+from executor_service.backends.torch_backend.files.architecture.rope.tables import RopeTables, rope_tables
 from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, FINAL_NORM, HEAD
@@ -63,14 +63,13 @@ class Model:
         self._norms = Norms(kernels, s.norm_eps)
         self._most_tokens = self._most_outputs = 0  # of a forward so far
         ropes = {
-            rope: tuple(t.to(kernels.device) for t in rope_tables(rope, s.rotary_dim, s.context_length))
+            rope: rope_tables(rope, s.rotary_dim, s.context_length).to(kernels.device)
             for rope in {s.rope_of(i) for i in range(s.layers)}
         }
         self.layers: list[Layer] = []
         for i in range(s.layers):
             progress("loading weights", i / (s.layers + 1))
-            cos, sin = ropes[s.rope_of(i)]
-            self.layers.append(self._read_layer(checkpoint, i, cos, sin))
+            self.layers.append(self._read_layer(checkpoint, i, ropes[s.rope_of(i)]))
         self.norm = self._weight(checkpoint, FINAL_NORM.removesuffix(".weight"))
         # Rounded as the embedding is.
         self._embedding_scale = torch.tensor(s.embedding_scale).to(kernels.dtype).item()
@@ -217,7 +216,7 @@ class Model:
         weight = checkpoint.read(name + ".weight").float() + self.spec.norm_offset
         return weight.to(self.kernels.device)
 
-    def _read_layer(self, checkpoint: Checkpoint, i: int, cos: torch.Tensor, sin: torch.Tensor) -> Layer:
+    def _read_layer(self, checkpoint: Checkpoint, i: int, rope: RopeTables) -> Layer:
         s, prefix = self.spec, f"model.layers.{i}."
         parts = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
         bias = torch.cat([checkpoint.read(part + ".bias") for part in parts]) if s.qkv_bias else None
@@ -232,12 +231,13 @@ class Model:
             kv_heads=s.kv_heads,
             head_dim=s.head_dim,
             eps=s.norm_eps,
-            cos=cos,
-            sin=sin,
+            cos=rope.cos,
+            sin=rope.sin,
             q_norm=q_norm if of_each else none,
             k_norm=k_norm if of_each else none,
             scale=s.attention_scale,
             window=s.window_of(i),
+            query_scales=rope.query_scales,
             score_cap=s.score_cap,
         )
         common = self.kernels, checkpoint, prefix + "mlp.", self._norms

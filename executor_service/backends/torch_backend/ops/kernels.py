@@ -55,6 +55,10 @@ class GatedLinear(Protocol):
         """Bytes of the weights."""
 
 
+NONE = torch.empty(0)
+"""In the place of weights that a layer does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What all layers' attention has in common: the work of a batch follows from it."""
@@ -78,7 +82,14 @@ class AttentionWeights:
     k_norm: torch.Tensor  # the same
     scale: float  # of scores
     window: int = 0  # tokens that a query sees, up to its own; 0: all
+    query_scales: torch.Tensor = NONE  # [context]: of the rotated queries of each position, or [0]: all are 1
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap), if it is not 0
+    sinks: torch.Tensor = NONE  # [heads]: scores that take a part of the weights and give no value, or [0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are neither capped nor beside a sink."""
+        return not self.score_cap and not len(self.sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +199,7 @@ def attend(
 
     queries [heads, tokens, head_dim]; keys and values [kv_heads, keys, head_dim]; seen: [tokens, keys].
     """
-    if not w.score_cap:
+    if w.is_plain:
         out = functional.scaled_dot_product_attention(
             queries[None], keys[None], values[None], attn_mask=seen, enable_gqa=True, scale=w.scale
         )[0]
@@ -196,9 +207,14 @@ def attend(
     group = w.heads // w.kv_heads
     keys, values = (x.repeat_interleave(group, 0).float() for x in (keys, values))
     scores = queries.float() @ keys.transpose(1, 2) * w.scale
-    scores = w.score_cap * torch.tanh(scores / w.score_cap)
+    if w.score_cap:
+        scores = w.score_cap * torch.tanh(scores / w.score_cap)
     scores = scores.masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1) @ values).to(queries.dtype).transpose(0, 1).flatten(1)
+    if len(w.sinks):
+        sinks = w.sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return (weights @ values).to(queries.dtype).transpose(0, 1).flatten(1)
 
 
 class PlainLinear:
@@ -340,7 +356,10 @@ class PlainKernels:
         heads = qkv.view(qkv.shape[0], -1, w.head_dim)
         q, k, v = torch.split(heads, [w.heads, w.kv_heads, w.kv_heads], dim=1)
         cos, sin = w.cos[positions], w.sin[positions]
-        return self._rotate(q, cos, sin, w.q_norm, w.eps), self._rotate(k, cos, sin, w.k_norm, w.eps), v
+        q, k = (self._rotate(x, cos, sin, n, w.eps) for x, n in ((q, w.q_norm), (k, w.k_norm)))
+        if len(w.query_scales):
+            q = q * w.query_scales[positions, None, None].to(q.dtype)
+        return q, k, v
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:
         return None

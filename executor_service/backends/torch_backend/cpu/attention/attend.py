@@ -34,7 +34,7 @@ from executor_service.backends.torch_backend.cpu.attention.pages import (
 )
 from executor_service.backends.torch_backend.cpu.gemm.tile import RESULT_BYTES
 from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
-from executor_service.backends.torch_backend.cpu.primitives.memory import ints, matrix
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, ints, matrix
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.registers import LANES, tile_rows
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
@@ -79,6 +79,8 @@ class AttendPages(NamedTuple):
     scale: float  # of scores
     window: int  # tokens that a query sees, up to its own
     score_cap: float  # scores s become cap * tanh(s / cap); 0: they do not
+    sinks: Address  # fp32 [sink_heads]: a score of each query head that has no value
+    sink_heads: int  # query heads, or 0: there are none
 
 
 _read = reader(AttendPages)
@@ -129,6 +131,18 @@ def _cap_scores(scores: Array, tile: int, cap: np.float32, rows: int) -> None:
     for r in range(rows):
         for j in range(tile * LANES, (tile + 1) * LANES):
             scores[r, j] = cap * tanh32(scores[r, j] / cap)
+
+
+@njit(nogil=True, fastmath=FLAGS)
+def _add_sink(sink: np.float32, highest: Array, total: Array, acc: Array, r: int) -> None:
+    """Add the weight of a sink to the sum of a query's weights, rescaled where it is the highest score."""
+    if sink > highest[r]:
+        rescale = exp32(highest[r] - sink)
+        highest[r] = sink
+        total[r] *= rescale
+        for d in range(acc.shape[1]):
+            acc[r, d] *= rescale
+    total[r] += exp32(sink - highest[r])
 
 
 @njit(nogil=True, fastmath=FLAGS)
@@ -238,6 +252,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     acc = np.empty((max_queries, dim_panels(pages) * LANES), np.float32)
     highest = np.empty(max_queries, np.float32)
     total = np.empty(max_queries, np.float32)
+    sinks = floats(call.sinks, call.sink_heads)
     scale = np.float32(call.scale)
     for r in range(queries_of_item):
         column = (head * group + r % group) * dim
@@ -260,6 +275,8 @@ def _compute_chunk(record: int, chunk: int) -> None:
     )
     for r in range(queries_of_item):
         column = (head * group + r % group) * dim
+        if call.sink_heads and highest[r] > _MASKED:
+            _add_sink(sinks[head * group + r % group], highest, total, acc, r)
         # Scores that are all -inf come from an infinite query: its result is NaN, so that it is noticed.
         share = _ONE / total[r] if highest[r] > _MASKED else np.float32(np.nan)
         for d in range(dim):

@@ -45,6 +45,8 @@ class RotateQkv(NamedTuple):
     k_norm: Address  # the same
     norm_size: int  # head_dim, or 0: no norms
     eps: float  # of the norms
+    query_scales: Address  # fp32 [scaled]: of the rotated queries of each position
+    scaled: int  # context, or 0: they are not scaled
 
 
 _read = reader(RotateQkv)
@@ -83,12 +85,17 @@ def _compute_chunk(record: int, chunk: int) -> None:
     qkv = matrix(call.qkv, rows, (group + 2) * kv_heads * dim)
     cos, sin = matrix(call.cos, call.context, call.half), matrix(call.sin, call.context, call.half)
     q_norm, k_norm = floats(call.q_norm, call.norm_size), floats(call.k_norm, call.norm_size)
+    query_scales = floats(call.query_scales, call.scaled)
     positions, page_of = ints(call.places.positions, rows), ints(call.places.pages, rows)
     slots = ints(call.places.slots, rows)
     for t in rows_of_chunk(rows, chunk):
         p = positions[t]
         for h in range(group * kv_heads):
-            _rotate_head(qkv[t, h * dim : (h + 1) * dim], cos[p], sin[p], q_norm, eps)
+            query = qkv[t, h * dim : (h + 1) * dim]
+            _rotate_head(query, cos[p], sin[p], q_norm, eps)
+            if call.scaled:
+                for d in range(dim):
+                    query[d] *= query_scales[p]
         for h in range(kv_heads):
             first = (group * kv_heads + h) * dim
             key = qkv[t, first : first + dim]

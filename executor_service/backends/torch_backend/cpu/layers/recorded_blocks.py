@@ -76,6 +76,8 @@ def attention_calls(
         k_norm=address_of(w.k_norm),
         norm_size=len(w.q_norm),
         eps=w.eps,
+        query_scales=address_of(w.query_scales),
+        scaled=len(w.query_scales),
     )
     attend = AttendPages(
         rows=rows,
@@ -87,6 +89,8 @@ def attention_calls(
         scale=w.scale,
         window=w.window or len(w.cos),
         score_cap=w.score_cap,
+        sinks=address_of(w.sinks),
+        sink_heads=len(w.sinks),
     )
     return rotate, attend
 

@@ -47,7 +47,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
         tied=True,
     ),
     "mistral3": Wrapper(
-        ("mistral",),
+        ("mistral", "ministral3"),
         frozenset(
             {
                 "image_token_id",

@@ -269,6 +269,30 @@ FAMILIES: Mapping[str, Family] = {
         gguf="llama",
         window=WindowRule(size=4096),
     ),
+    "ministral3": Family(
+        sizes=_MISTRAL
+        | {
+            "vocab_size": 131_072,
+            "num_hidden_layers": 34,
+            "head_dim": 128,
+            "max_position_embeddings": 262_144,
+        },
+        gguf="",
+        window=WindowRule(size=None),
+        rope=RopeRule(
+            1_000_000.0,
+            grows=True,
+            missing={
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
+        norm_eps=1e-5,
+    ),
     "gemma3_text": Family(
         sizes=_GEMMA | {"vocab_size": 262_208, "max_position_embeddings": 131_072},
         gguf="gemma3",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
@@ -30,6 +30,8 @@ class RopeRule:
     theta: float = 10_000.0  # default
     partial: float | None = None  # default of `partial_rotary_factor`; None: it must be 1
     sections: bool = False  # frequencies are divided among a token's place in time, rows and columns
+    grows: bool = False  # queries grow with their position (`llama_4_scaling_beta`)
+    missing: Mapping[str, Any] = field(default_factory=dict)  # `rope_parameters` of a file that has none
 
 
 def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> RopeSpec:
@@ -41,10 +43,15 @@ def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> Rop
     given, key = _parameters(f)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise f.fault(f"{key} with an object for each type of layer is not supported")
-    r = Fields(given, f"{f.where}: {key}")
+    r = Fields(given or rule.missing, f"{f.where}: {key}")
     if rule.sections:
         r = _without_sections(r, dim)
-    return _rope(f, r, f.number("rope_theta", rule.theta), dim, positions)
+    growth, period = 0.0, 1
+    if rule.grows and r.get("llama_4_scaling_beta", 0):
+        growth, period = r.number("llama_4_scaling_beta"), r.size(_ORIGINAL)
+        r.only("max_position_embeddings", (positions,))
+    rope = _rope(f, r, f.number("rope_theta", rule.theta), dim, positions)
+    return replace(rope, query_growth=growth, query_period=period)
 
 
 def _without_sections(r: Fields, dim: int) -> Fields:

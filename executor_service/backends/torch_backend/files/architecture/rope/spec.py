@@ -72,6 +72,8 @@ class RopeSpec:
     scaling: Scaling | None = None
     divisors: tuple[float, ...] = ()  # of each frequency after scaling; none: 1
     attention_factor: float = 1.0  # of cosines and sines
+    query_growth: float = 0.0  # queries are multiplied by 1 + this times the log of 1 + their period
+    query_period: int = 1  # tokens
 
     def longest_context(self, positions: int) -> int:
         """Tokens that a model for so many positions is scaled to.

@@ -7,6 +7,7 @@ in the last bit of a frequency is an angle of 0.002.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -21,13 +22,33 @@ from executor_service.backends.torch_backend.files.architecture.rope.spec import
 )
 
 
-def rope_tables(rope: RopeSpec, dim: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, fp32 [context, dim / 2] each; `dim` elements of a head are rotated."""
+class RopeTables(NamedTuple):
+    """What a layer's queries and keys are multiplied by, by their positions; fp32."""
+
+    cos: torch.Tensor  # [context, half of the rotated elements]
+    sin: torch.Tensor  # the same
+    query_scales: torch.Tensor  # [context], or [0] if all are 1
+
+    def to(self, device: torch.device) -> RopeTables:
+        """On another device."""
+        return RopeTables(*(table.to(device) for table in self))
+
+
+def rope_tables(rope: RopeSpec, dim: int, context: int) -> RopeTables:
+    """The tables of a rotary embedding; `dim` elements of a head are rotated."""
     frequencies = _frequencies(rope, dim, context)
     if rope.divisors:
         frequencies = frequencies / torch.tensor(rope.divisors)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    return RopeTables(cos, sin, _query_scales(rope, context))
+
+
+def _query_scales(rope: RopeSpec, context: int) -> torch.Tensor:
+    if rope.query_growth == 0 or context <= rope.query_period:
+        return torch.empty(0)
+    periods = torch.floor(torch.arange(context) / rope.query_period)
+    return 1 + rope.query_growth * torch.log(1 + periods)
 
 
 def _frequencies(rope: RopeSpec, dim: int, context: int) -> torch.Tensor:
