@@ -17,7 +17,17 @@ _ARCHITECTURES = {
     "phi3": gguf.MODEL_ARCH.PHI3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+    "qwen3_vl_text": gguf.MODEL_ARCH.QWEN3VL,
 }
+_PERMUTED = ("mistral", "mixtral", "granite", "smollm3")  # by llama.cpp's converter of Llama models
 
 
 def convert(
@@ -81,8 +91,21 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "mixtral":
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind == "gemma3_text":
+    if kind in ("gemma3_text", "gemma2"):
         writer.add_sliding_window(config["sliding_window"])
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if kind == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if kind == "exaone4" and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in config["layer_types"]])
+    if kind == "qwen3_vl_text":
+        writer.add_num_deepstack_layers(3)
     if kind == "phi3":
         writer.add_sliding_window(config["sliding_window"] or 0)
     if kind == "olmo3":
@@ -93,6 +116,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -100,7 +125,9 @@ def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config["model_type"] == "phi3":
         writer.add_rope_dimension_count(int(_head_dim(config) * rope["partial_rotary_factor"]))
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
-    elif config["model_type"] in ("mistral", "mixtral"):
+    elif config["model_type"] == "glm4":
+        writer.add_rope_dimension_count(int(_head_dim(config) * rope["partial_rotary_factor"]))
+    elif config["model_type"] in _PERMUTED:
         writer.add_rope_dimension_count(_head_dim(config))
 
 
@@ -111,10 +138,10 @@ def _converted(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         *_, layer, _ = name.split(".")
-        if kind in ("mistral", "mixtral") and layer in heads:
-            halves = tensor.reshape(heads[layer], 2, -1, tensor.shape[1])
+        if kind in _PERMUTED and layer in heads:
+            halves = tensor.reshape(heads[layer], 2, -1, *tensor.shape[1:])
             found[name] = halves.swapaxes(1, 2).reshape(tensor.shape)
-        elif kind == "gemma3_text" and name.endswith("norm.weight"):
+        elif kind in ("gemma3_text", "gemma2") and name.endswith("norm.weight"):
             found[name] = tensor + 1
         elif ".experts." not in name:
             found[name] = tensor

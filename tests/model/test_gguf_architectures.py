@@ -16,6 +16,13 @@ from tests.model.tiny import save_random
 # sixth), their theta, and the scale of scores.
 _FIXED: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layers": None},
+    "gemma2": {
+        "num_hidden_layers": 3,
+        "layer_types": None,
+        "query_pre_attn_scalar": 12,
+        "tie_word_embeddings": True,
+    },
     "gemma3": {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 12},
 }
 _LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
@@ -37,6 +44,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("olmo2", "multi-head", {}),
     ("mixtral", "one-expert", {}),
     ("mixtral", "multi-head", {}),
+    *[
+        (architecture, variant, {})
+        for architecture in ("granite", "smollm3", "seed_oss", "ernie4_5", "glm4", "exaone4", "gemma2")
+        for variant in ("plain", "one-kv-head", "tied", "bf16")
+    ],
+    ("granite", "biases", {}),
+    ("granite", "large-residual", {}),
+    ("smollm3", "biases", {}),
+    ("seed_oss", "all-biases", {}),
+    ("ernie4_5", "biases", {}),
+    ("ernie4_5", "wide-heads", {}),
+    ("glm4", "no-bias", {}),
+    ("exaone4", "no-window", {}),
+    ("exaone4", "long-window", {}),
+    ("gemma2", "window-of-one", {}),
 ]
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
+from tests.model.gguf_models import convert
 from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole
 from tests.model.quantized.written import assert_equal, write
@@ -76,6 +77,23 @@ def test_the_fields_of_the_text_model_may_stand_beside_the_others(tmp_path: Path
 @pytest.mark.parametrize("kind", ["mistral3", "qwen2_5_vl", "qwen3_vl"])
 def test_a_quantized_text_model_inside_equals_transformers(kind: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write(lambda path: save_wrapped(kind, "plain", path), tmp_path, whole, FP8))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_gguf_file_is_the_text_model_inside(kind: str, tmp_path: Path) -> None:
+    expected = expected_of(save_wrapped(kind, "plain", tmp_path))
+    change_config(tmp_path, lambda config: config["text_config"])
+    change_tensors(
+        tmp_path,
+        lambda tensors: {
+            name.replace("model.language_model.", "model."): tensor
+            for name, tensor in tensors.items()
+            if "visual" not in name
+        },
+    )
+    backend = loaded(convert(tmp_path, tmp_path / "model.gguf"))
+    check_pieces(backend, expected)
+    backend.close()
 
 
 def inside(changes: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -70,6 +70,7 @@ def place_in_gguf(spec: ModelSpec, name: str) -> Place:
         place = place._replace(expert=int(expert))
     else:
         stored = _GGUF_LAYER_NAMES[stem]
+    stored = dict(FAMILIES[spec.architecture].gguf_renamed).get(stored, stored)
     return place._replace(name=f"blk.{layer}.{stored}.{suffix}")
 
 

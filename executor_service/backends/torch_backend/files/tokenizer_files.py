@@ -39,6 +39,11 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Of Seed-Coder and Seed-OSS: as Qwen2's, but a line's end belongs to no punctuation before it.
+_SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -58,9 +63,10 @@ def _smollm() -> PreTokenizer:
 
 
 _PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
-    "smollm": _smollm,
-    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "llama-bpe": lambda: _split(_LLAMA3),
+    **dict.fromkeys(("smollm", "refact", "exaone"), _smollm),  # refact: Granite's
+    **dict.fromkeys(("gpt-2", "exaone4"), lambda: pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    **dict.fromkeys(("llama-bpe", "glm4", "chatglm-bpe"), lambda: _split(_LLAMA3)),
+    "seed-coder": lambda: _split(_SEED),
     "qwen2": lambda: _split(_QWEN2),
 }
 

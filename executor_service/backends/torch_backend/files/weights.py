@@ -35,7 +35,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import Mode
 from executor_service.backends.torch_backend.files.checkpoints.formats import open_directory
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
 from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
-from executor_service.backends.torch_backend.files.rope_pairs import halves_first
+from executor_service.backends.torch_backend.files.rope_pairs import halves_first, order_of_halves
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
@@ -320,11 +320,8 @@ class GgufCheckpoint:
     def _rows(self, name: str, place: Place, stored: NDArray[Any]) -> NDArray[Any]:
         """The rows of one of the model's tensors, in its order, of what is stored at its place."""
         rows = stored if place.rows is None else stored[place.rows]
-        for layer, heads in (("q_proj", self.spec.heads), ("k_proj", self.spec.kv_heads)):
-            if FAMILIES[self.spec.architecture].gguf_pairs and f"self_attn.{layer}." in name:
-                # GGUF has the rows that are rotated together at 2i and 2i + 1; Hugging Face at i and i + d/2.
-                pairs = rows.reshape(heads, self.spec.head_dim // 2, 2, -1)
-                rows = pairs.swapaxes(1, 2).reshape(rows.shape)
+        if FAMILIES[self.spec.architecture].gguf_pairs and is_rotated(name):
+            rows = rows[order_of_halves(len(rows), self.spec.head_dim, self.spec.rotary_dim)]
         return rows
 
     def files(self) -> list[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
@@ -27,6 +27,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import (
     ModelSpec,
     MoeSpec,
     QkNorm,
+    Scales,
     WindowSpec,
     checked,
 )
@@ -125,29 +126,15 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     return checked(f, spec)
 
 
-class _Scales(NamedTuple):
-    """What multiplies a model's numbers.
-
-    What layers add to the embeddings may have a scale, too (Granite). The residual is then held divided by
-    it, so that nothing has to be multiplied: the embeddings' scale is divided, and as the norms divide by
-    the root of a mean square and `eps`, `eps` by the square.
-    """
-
-    embedding: float
-    residual: float
-    scores: float
-    logits: float
-
-
-def _scales(f: Fields, family: Family, hidden: int, head_dim: int) -> _Scales:
+def _scales(f: Fields, family: Family, hidden: int, head_dim: int) -> Scales:
     if family.multipliers:
         embedding, residual, scores = (
             f.number(f"{what}_multiplier", 1.0) for what in ("embedding", "residual", "attention")
         )
-        return _Scales(embedding, residual, scores, 1 / f.number("logits_scaling", 1.0))
+        return Scales(embedding, residual, scores, 1 / f.number("logits_scaling", 1.0))
     field = "query_pre_attn_scalar"
     size = f.number(field, family.sizes[field]) if field in family.fields else float(head_dim)
-    return _Scales(hidden**0.5 if family.scaled_embedding else 1.0, 1.0, 1 / math.sqrt(size), 1.0)
+    return Scales(hidden**0.5 if family.scaled_embedding else 1.0, 1.0, 1 / math.sqrt(size), 1.0)
 
 
 def _caps(f: Fields, family: Family) -> tuple[float, float]:

@@ -61,6 +61,9 @@ class Family:
     renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files' for them
     pairs: bool = False  # directories have the rows of q and k that are rotated together side by side
     gguf_pairs: bool = False  # GGUF files have them so
+    gguf_renamed: tuple[
+        tuple[str, str], ...
+    ] = ()  # a tensor's usual name in a layer, and the one of this family
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -148,7 +151,7 @@ _QWEN2_VL = Family(
         "num_key_value_heads": 8,
         "max_position_embeddings": 32_768,
     },
-    gguf="",
+    gguf="qwen2vl",
     window=WindowRule(size=4096, flagged=True, listed=True, first=80),
     biases=_QWEN_BIASES,
     rope=RopeRule(1_000_000.0, sections=True),
@@ -162,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         biases=_MLP_BIASES,
         gguf_pairs=True,
     ),
-    "granite": Family(sizes=_LLAMA, gguf="", biases=_MLP_BIASES, multipliers=True),
+    "granite": Family(sizes=_LLAMA, gguf="granite", biases=_MLP_BIASES, multipliers=True, gguf_pairs=True),
     "smollm3": Family(
         sizes={
             "vocab_size": 128_256,
@@ -173,12 +176,13 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 4,
             "max_position_embeddings": 32_768,
         },
-        gguf="",
+        gguf="smollm3",
         window=WindowRule(size=None, flagged=True, listed=True),
         biases=_MLP_BIASES,
         rope=RopeRule(2_000_000.0),
         unrotated_every=4,
         tied=True,
+        gguf_pairs=True,
     ),
     "seed_oss": Family(
         sizes={
@@ -191,7 +195,8 @@ FAMILIES: Mapping[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 524_288,
         },
-        gguf="",
+        gguf="seed_oss",
+        gguf_renamed=(("ffn_norm", "post_attention_norm"),),
         biases=BiasRule(
             qkv=("attention_bias", True), output=("attention_out_bias", False), mlp=("mlp_bias", False)
         ),
@@ -207,12 +212,13 @@ FAMILIES: Mapping[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 131_072,
         },
-        gguf="",
+        gguf="ernie4_5",
         biases=BiasRule(qkv=("use_bias", False), output=("use_bias", False), mlp=("use_bias", False)),
         rope=RopeRule(500_000.0),
         norm_eps=1e-5,
         tied=True,
         pairs=True,
+        gguf_pairs=True,
     ),
     "glm": Family(
         sizes=_GLM,
@@ -225,7 +231,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm4": Family(
         sizes=_GLM,
-        gguf="",
+        gguf="glm4",
         biases=_GLM_BIASES,
         rope=RopeRule(partial=0.5),
         norm_eps=1.5625e-7,
@@ -234,6 +240,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
         fused=(_GATE_UP,),
         pairs=True,
+        gguf_pairs=True,
     ),
     "exaone4": Family(
         sizes={
@@ -245,7 +252,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
         },
-        gguf="",
+        gguf="exaone4",
         fields=frozenset({"sliding_window_pattern"}),
         window=WindowRule(size=4096, listed=True, period=4, only_rotated=True),
         norm_eps=1e-5,
@@ -254,7 +261,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma2": Family(
         sizes=_GEMMA | {"vocab_size": 256_000, "max_position_embeddings": 8192},
-        gguf="",
+        gguf="gemma2",
         fields=frozenset({"query_pre_attn_scalar"}),
         window=WindowRule(size=4096, listed=True, period=2),
         norms=_NORMS_AROUND,
@@ -360,7 +367,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3_vl_text": Family(
         sizes=_QWEN | {"head_dim": 128, "max_position_embeddings": 128_000},
-        gguf="",
+        gguf="qwen3vl",
         rope=RopeRule(500_000.0, sections=True),
         qk_norm=QkNorm.HEAD,
     ),

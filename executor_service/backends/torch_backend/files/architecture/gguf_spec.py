@@ -7,7 +7,7 @@ under the architecture's name are hyperparameters, so unknown ones are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
@@ -19,12 +19,14 @@ from executor_service.backends.torch_backend.files.architecture.spec import (
     MAX_LAYERS,
     ModelSpec,
     MoeSpec,
+    Scales,
     WindowSpec,
     checked,
 )
 from executor_service.files.fields import Fields, shown
 
-_GEMMA3_27B_LAYERS = 62  # by which llama.cpp knows that scores have another scale
+_OTHER_SCALE = {"gemma3_text": 62, "gemma2": 46}
+"""Numbers of layers by which llama.cpp knows the 27B models, whose scores have another scale."""
 # The first one of families with the same name: to llama.cpp Mistral is Llama. "": not read from such files.
 _ARCHITECTURES = {
     family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items())) if family.gguf
@@ -35,10 +37,13 @@ _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "pooling_type",  # of embeddings, not of logits
     "rope.scaling.finetuned",
+    "rope.dimension_sections",  # of a token's place in time, rows and columns: in a text they are the same
+    "n_deepstack_layers",  # of images
 )
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), (0,)),
+    **dict.fromkeys((*_CAPS, "router_logit_softcapping"), (0,)),
     **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), (0,)),
     **dict.fromkeys(("attention.output_scale", "attention.temperature_scale"), (0, 1)),
     "attention.temperature_length": (0,),
@@ -52,7 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_gating_func": (0, 1),  # unset, softmax
     **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
     **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers"), (0,)),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers"), (0,)),
     **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), (0, 1)),
     **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
 }
@@ -77,7 +82,10 @@ def spec_from_gguf(
             architecture = other
     family = FAMILIES[architecture]
     for key, accepted in _NEUTRAL.items():
-        f.only(f"{name}.{key}", accepted)
+        if key not in _own_keys(family):
+            f.only(f"{name}.{key}", accepted)
+    if family.multipliers:
+        f.only(f"{name}.rope.scaling.finetuned", (True,))  # to llama.cpp a Granite without it isn't rotated
     f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
     layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
@@ -85,17 +93,12 @@ def spec_from_gguf(
     if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
         raise f.fault(f"{name}.attention.value_length other than that of keys is not supported")
     rotary_dim = f.size(f"{name}.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim and (family.rope.partial is None or family.gguf_pairs):
+    if rotary_dim != head_dim and family.rope.partial is None:
         raise f.fault(f"{name}.rope.dimension_count: rotating a part of each head is not supported")
     context = f.size(f"{name}.context_length")
-    expected_scale = head_dim**-0.5
-    if architecture == "gemma3_text" and layers == _GEMMA3_27B_LAYERS:
-        expected_scale = (hidden // heads) ** -0.5
-    scale = f.get(f"{name}.attention.scale", 0)
-    if not isinstance(scale, (int, float)) or not (
-        scale == 0 or math.isclose(scale, expected_scale, rel_tol=1e-5)
-    ):
-        raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {expected_scale:g}")
+    scale = head_dim**-0.5 if layers != _OTHER_SCALE.get(architecture) else (hidden // heads) ** -0.5
+    scales = _scales(f, name, family, hidden, scale)
+    caps = _caps(f, name, family)
     tokens = f.get("tokenizer.ggml.tokens", None)
     vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     moe = _moe(f, name, family, layers)
@@ -105,6 +108,7 @@ def spec_from_gguf(
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
     rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors)
+    window = _window(f, name, family, layers, context, rope)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -115,11 +119,11 @@ def spec_from_gguf(
         head_dim=head_dim,
         intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
         context_length=rope.longest_context(context),
-        norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        norm_eps=f.number(f"{name}.attention.layer_norm_rms_epsilon") / scales.residual**2,
         norms=family.norms,
         norm_offset=0.0,
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_scale=expected_scale,
+        embedding_scale=scales.embedding / scales.residual,
+        attention_scale=scales.scores,
         activation=family.activation[1],
         rope=rope,
         rotary_dim=rotary_dim,
@@ -127,12 +131,53 @@ def spec_from_gguf(
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=family.qk_norm,
         tied_embeddings="output.weight" not in tensors,
-        window=_window(f, name, family, layers, context, rope),
+        window=window,
         moe=moe,
         eos_token_ids=tuple(dict.fromkeys(stops)),
+        unrotated=_unrotated(family, layers, window),
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        score_cap=caps[0],
+        logit_cap=caps[1],
+        logit_scale=scales.logits,
     )
     f.refuse_unread(f"{name}.")
     return checked(f, spec)
+
+
+def _own_keys(family: Family) -> Collection[str]:
+    """The keys of `_NEUTRAL` that this family reads."""
+    scales = ("embedding_scale", "residual_scale", "logit_scale") if family.multipliers else ()
+    return (*scales, *(_CAPS if family.caps else ()))
+
+
+def _scales(f: Fields, name: str, family: Family, hidden: int, expected: float) -> Scales:
+    """What multiplies a model's numbers; `expected`: the scale of scores where the file does not say it."""
+    if family.multipliers:
+        embedding, residual = (f.number(f"{name}.{what}_scale", 1.0) for what in ("embedding", "residual"))
+        scores = f.number(f"{name}.attention.scale", expected)
+        return Scales(embedding, residual, scores, 1 / f.number(f"{name}.logit_scale", 1.0))
+    scale = f.get(f"{name}.attention.scale", 0)
+    if not isinstance(scale, (int, float)) or not (scale == 0 or math.isclose(scale, expected, rel_tol=1e-5)):
+        raise f.fault(f"{name}.attention.scale {shown(scale)} is not supported, only {expected:g}")
+    return Scales(hidden**0.5 if family.scaled_embedding else 1.0, 1.0, expected, 1.0)
+
+
+def _caps(f: Fields, name: str, family: Family) -> tuple[float, float]:
+    """Of attention scores and logits; 0: none."""
+    if family.caps is None:
+        return 0.0, 0.0
+    scores, logits = (
+        f.number(f"{name}.{key}", default) for key, default in zip(_CAPS, family.caps, strict=True)
+    )
+    return scores, logits
+
+
+def _unrotated(family: Family, layers: int, window: WindowSpec | None) -> frozenset[int]:
+    """The layers without a rotary embedding, of which the format says nothing: these are llama.cpp's."""
+    if window is not None and family.window is not None and family.window.only_rotated:
+        return frozenset(range(layers)) - window.layers
+    every = family.unrotated_every
+    return frozenset(i for i in range(layers) if every and (i + 1) % every == 0)
 
 
 def _window(
@@ -159,7 +204,7 @@ def _window(
         # With one theta for all layers, windows have the file's, without its scaling (llama.cpp, of OLMo-3).
         theta = rope.theta if rule.rope_theta == family.rope.theta else rule.rope_theta
         rope = RopeSpec(f.number(f"{name}.rope.freq_base_swa", theta))
-    if not size or not sliding or (size >= context and rule.rope_theta is None):
+    if not size or not sliding or (size >= context and not rule.matters):
         return None
     return WindowSpec(size, sliding, rope)
 

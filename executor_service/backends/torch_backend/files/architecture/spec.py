@@ -30,6 +30,20 @@ class NormNames(NamedTuple):
     after_mlp: str = ""
 
 
+class Scales(NamedTuple):
+    """What multiplies a model's numbers.
+
+    What layers add to the embeddings may have a scale, too (Granite). The residual is then held divided by
+    it, so that nothing has to be multiplied: the embeddings' scale is divided, and as the norms divide by
+    the root of a mean square and `eps`, `eps` by the square.
+    """
+
+    embedding: float
+    residual: float
+    scores: float
+    logits: float
+
+
 class QkNorm(StrEnum):
     """RMSNorm on queries and keys."""
 
