@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Event
-from scheduler_service.core.prompt_budget import LEAST_TOKENS, STEP_TIMES
+from scheduler_service.core.prompt_budget import LEAST_PART, STEP_TIMES, WORTH
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import STEP_S, Harness, make_request
@@ -24,9 +24,13 @@ def prompt_tokens(plan: PlannedStep) -> int:
 
 
 class Timed(Harness):
-    """Its steps take a pass, a time for each row that decodes, and a time for each token of a prompt."""
+    """Its steps take a pass, a time for each row that decodes, and a time for each token of a prompt.
 
-    def __init__(self, **settings: float) -> None:
+    fixed_s: what a step with tokens of prompts takes besides.
+    """
+
+    def __init__(self, prompt_s: float = PROMPT_S, fixed_s: float = 0.0, **settings: float) -> None:
+        self._prompt_s, self._fixed_s = prompt_s, fixed_s
         config = CoreConfig(max_step_tokens=2048, prefill_chunk_tokens=CHUNK, **settings)  # type: ignore[arg-type]
         super().__init__(FakeExecutor(ROOMY), config)
         self.took: list[tuple[int, int, float]] = []  # rows that decode, tokens of prompts, seconds
@@ -34,7 +38,7 @@ class Timed(Harness):
     def answer(self, result: StepAnswer | None = None) -> list[Event]:
         plan = self.unanswered[0]
         rows, tokens = sum(not row.limit for row in plan.rows), prompt_tokens(plan)
-        seconds = PASS_S + ROW_S * rows + PROMPT_S * tokens
+        seconds = PASS_S + ROW_S * rows + self._prompt_s * tokens + self._fixed_s * (tokens > 0)
         self.now += seconds - STEP_S
         self.took.append((rows, tokens, seconds))
         return super().answer(result)
@@ -67,7 +71,35 @@ def test_prompts_beside_streams_take_little_more_than_their_share_of_a_steps_tim
     assert len(mixed) > 10
     alone_s = PASS_S + ROW_S * decoding
     assert max(seconds for _, _, seconds in mixed) < 1.25 * STEP_TIMES * alone_s
-    assert min(tokens for _, tokens, _ in mixed[:-prompts]) >= LEAST_TOKENS
+    assert min(tokens for _, tokens, _ in mixed[:-prompts]) >= 1
+
+
+@pytest.mark.parametrize("prompt_s", [PASS_S / 4, 2 * PASS_S / 3])
+def test_streams_keep_a_third_of_their_speed_where_a_prompts_token_costs_much_of_a_step(
+    prompt_s: float,
+) -> None:
+    harness = Timed(prompt_s=prompt_s)
+    mixed = harness.beside(1, 1, 300)
+    alone_s = PASS_S + ROW_S
+    assert len(mixed) > 40
+    assert max(seconds for _, _, seconds in mixed) < 3 * alone_s
+    # And the prompt has at least half of the time.
+    assert sum(tokens for _, tokens, _ in mixed) * prompt_s > 0.5 * sum(seconds for _, _, seconds in mixed)
+
+
+def test_a_step_that_takes_long_for_any_prompt_feeds_as_much_as_makes_that_worth_it() -> None:
+    harness = Timed(fixed_s=4 * PASS_S)
+    mixed = harness.beside(1, 1, 3000)
+    tokens = [tokens for _, tokens, _ in mixed[:-1]]
+    assert min(tokens) * PROMPT_S > 0.8 * WORTH * 4 * PASS_S
+    assert max(tokens) * PROMPT_S < 1.5 * WORTH * 4 * PASS_S
+
+
+def test_prompts_get_a_part_of_the_time_where_a_budget_leaves_none() -> None:
+    harness = Timed(step_budget_s=0.001)
+    mixed = harness.beside(4, 1, 400)
+    tokens = [tokens for _, tokens, _ in mixed[:-1]]
+    assert 0.8 * LEAST_PART < sum(tokens) / len(tokens) * PROMPT_S / (PASS_S + 4 * ROW_S) < 1.2 * LEAST_PART
 
 
 def test_a_prompt_alone_takes_whole_chunks() -> None:
