@@ -37,9 +37,12 @@ _HARMLESS = (
     "attention.layer_norm_epsilon",  # of norms that these architectures don't have
     "pooling_type",  # of embeddings, not of logits
     "rope.scaling.finetuned",
-    "rope.dimension_sections",  # of a token's place in time, rows and columns: in a text they are the same
-    "n_deepstack_layers",  # of images
 )
+_OF_IMAGES = (
+    "rope.dimension_sections",  # of a token's place in time, rows and columns: in a text they are the same
+    "n_deepstack_layers",
+)
+"""Keys of the text models of `RopeRule.sections`, which say nothing of texts."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
@@ -57,7 +60,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_gating_func": (0, 1),  # unset, softmax
     **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
     **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers"), (0,)),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers"), (0,)),
     **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), (0, 1)),
     **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
 }
@@ -82,11 +85,13 @@ def spec_from_gguf(
             architecture = other
     family = FAMILIES[architecture]
     for key, accepted in _NEUTRAL.items():
-        if key not in _own_keys(family):
+        if key not in _own_keys(family) and not (family.rope.sections and key in _OF_IMAGES):
             f.only(f"{name}.{key}", accepted)
     if family.multipliers:
         f.only(f"{name}.rope.scaling.finetuned", (True,))  # to llama.cpp a Granite without it isn't rotated
     f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
+    if family.rope.sections:
+        f.ignore(*(f"{name}.{key}" for key in _OF_IMAGES))
     layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
