@@ -19,7 +19,6 @@ from executor_service.contract.plan import Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu import check_tokens
 from tests.gpu.bench import Bench, Case
-from tests.gpu.e9_dependent_launch import CAPABILITY
 
 _CONTEXT = 48  # tokens
 
@@ -52,7 +51,7 @@ def _timed(job: Callable[[], None]) -> Case:
 
 def _steps(bench: Bench, name: str, *, dependent: bool) -> None:
     """Prompts and decodes launched kernel by kernel, then what is captured."""
-    if dependent and (bench.dry or torch.cuda.get_device_capability(bench.device) < CAPABILITY):
+    if dependent and check_tokens.DEPENDENT not in check_tokens.ways(bench.device):
         return
     rows, prompt = bench.pick(128, 4), bench.pick(2048, 48)
     backend = bench.backend(name, max(rows * 2 * _CONTEXT, prompt), dependent=dependent, layers=1)
@@ -74,4 +73,7 @@ def _tokens(bench: Bench, family: str) -> None:
     check_tokens.saved(family, path)
     for dtype in check_tokens.dtypes(bench.device, family):
         backend = check_tokens.loaded(bench, path, str(bench.device), dtype)
-        check_tokens.follow(backend, [[3] * 2] * len(check_tokens.PROMPTS))
+        try:
+            check_tokens.follow(backend, [[3] * 2] * len(check_tokens.PROMPTS))
+        finally:
+            backend.close()

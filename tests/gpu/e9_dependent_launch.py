@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -11,11 +10,11 @@ import torch
 
 from executor_service.contract.plan import Sampling
 from tests.gpu.bench import PAGE, Bench, Case
-from tests.gpu.e3_step import ahead_ms, decodes
+from tests.gpu.check_tokens import DEPENDENT, ways
+from tests.gpu.e3_step import ahead_ms, decodes, later, pages_of_decode
 from tests.gpu.random_weights import RandomBackend
 
 _SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
-CAPABILITY = (9, 0)
 
 
 def run(bench: Bench) -> Iterator[Case]:
@@ -24,7 +23,7 @@ def run(bench: Bench) -> Iterator[Case]:
     The kernels are the same, and so must be all tokens: the steps of one round feed what the steps before
     them sampled. A dry run has it off both times.
     """
-    if not bench.dry and torch.cuda.get_device_capability(bench.device) < CAPABILITY:
+    if not bench.dry and DEPENDENT not in ways(bench.device):
         yield {"skipped": "the device has no dependent launches"}
         return
     for name in ("Qwen3-0.6B", "Qwen3-8B"):
@@ -32,20 +31,20 @@ def run(bench: Bench) -> Iterator[Case]:
 
 
 def _cases(bench: Bench, name: str, counts: tuple[int, ...], context: int) -> Iterator[Case]:
-    tokens = max(counts) * PAGE * -(-(context + 1) // PAGE)
-    ways: dict[str, RandomBackend] = {}
+    tokens = max(counts) * PAGE * pages_of_decode(context)
+    both: dict[str, RandomBackend] = {}
     try:
         for way, dependent in (("off", False), ("on", not bench.dry)):
             torch.manual_seed(1)  # of keys and values
-            ways[way] = bench.backend(name, tokens, dependent=dependent)
-            ways[way].capture(max(counts), 2 * max(counts), lambda what, done: None)
+            both[way] = bench.backend(name, tokens, dependent=dependent)
+            both[way].capture(max(counts), 2 * max(counts), lambda what, done: None)
         for count in counts:
-            times: dict[str, list[float]] = {way: [] for way in ways}
+            times: dict[str, list[float]] = {way: [] for way in both}
             found = {
-                way: _tokens(backend, count, context, bench.pick(100, 2)) for way, backend in ways.items()
+                way: _tokens(backend, count, context, bench.pick(100, 2)) for way, backend in both.items()
             }
             for _ in range(bench.pick(10, 2)):
-                for way, backend in ways.items():
+                for way, backend in both.items():
                     times[way].append(ahead_ms(bench, backend, decodes(backend, count, context), 20))
             on, off = median(times["on"]), median(times["off"])
             equal = bool(np.array_equal(found["on"], found["off"]))
@@ -56,7 +55,7 @@ def _cases(bench: Bench, name: str, counts: tuple[int, ...], context: int) -> It
             if not equal:
                 raise AssertionError(f"{name}, {count} rows: dependent launches change tokens")
     finally:
-        for backend in ways.values():
+        for backend in both.values():
             backend.close()
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -65,12 +64,10 @@ def _cases(bench: Bench, name: str, counts: tuple[int, ...], context: int) -> It
 def _tokens(backend: RandomBackend, count: int, context: int, steps: int) -> np.ndarray:
     """[steps, rows]; where the device runs ahead, each step is launched before the one before it is read."""
     rows, tokens = decodes(backend, count, context, _SAMPLED), []
-    going_on = rows
-    if backend.max_pending_forwards > 1:
-        going_on = [replace(row, follows=index) for index, row in enumerate(rows)]
+    sequences = backend.max_pending_forwards > 1
     flight = backend.launch(rows)
-    for _ in range(steps):
-        following = backend.launch(going_on)
+    for step in range(1, steps + 1):
+        following = backend.launch(later(rows, step) if sequences else rows)
         tokens.append([out.tokens for out in flight.outputs()])
         flight = following
     flight.outputs()

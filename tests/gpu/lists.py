@@ -28,6 +28,7 @@ _EXPERIMENTS = {
     "E2": ("attention beside SDPA and FlashInfer", "e2_attention", 60),
     "E7": ("a mixture of experts", "e7_experts", 110),
     "E4": ("cold start, compile time and memory", "e4_loading", 150),
+    "E10": ("memory errors, races and counters by NVIDIA's tools", "e10_tools", 120),
 }
 FIRST = ("device", "kernels", "E0")
 """What each call begins with: another call's machine may be another one, and has not compiled anything."""
@@ -35,6 +36,7 @@ LISTS = {
     "right": ("check", "E6", "E9"),
     "fast": ("E3", "E5", "E8"),
     "why": ("E1", "E2", "E7", "E4"),
+    "tools": ("E10",),
 }
 """Is it right, how fast is it, and why: in this order, and in order of value within each."""
 

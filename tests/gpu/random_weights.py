@@ -56,6 +56,8 @@ class RandomBackend(TorchBackend):
         checkpoint = RandomCheckpoint(self._config.model, kernels.device)
         with torch.inference_mode():
             self._model = Model(self._shard.cut(checkpoint), kernels, progress, self._shard)
+        if kernels.low_rank is not None:
+            self._adapters = self._new_adapters(kernels.low_rank)
         self.info = self._describe(checkpoint, fingerprint(checkpoint, [self._config.dtype], progress))
 
     def fill_caches(self) -> None:

@@ -23,7 +23,7 @@ def figures(found: Mapping[str, Sequence[Case]]) -> list[str]:
             what = f"{case['shape']:14} {case.get('kind', case.get('way')):9} {size:5}"
             depth = f" x{case['in_flight']}" if "in_flight" in case else ""
             line = f"{name} {what}{depth:9} {case['step_ms']:9.3f} ms, {case['fraction']:6.1%} of the floor"
-            for key in ("kernel_ms", "eager_ms", "ahead_ms", "sampled_ms"):
+            for key in ("kernel_ms", "graph_ms", "eager_ms", "ahead_ms", "sampled_ms"):
                 line += f"  {key} {case[key]:.3f}" if key in case else ""
             line += f"  idle {case['executor_idle']:.1%}" if "executor_idle" in case else ""
             lines.append(line)

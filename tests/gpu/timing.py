@@ -66,8 +66,21 @@ def device_ms(calls: Sequence[Call], device: torch.device, repeats: int = 10) ->
     return statistics.median(times[_WARM_UPS:]) / len(calls)
 
 
-def kernels_of(call: Call, device: torch.device, most: int = 6) -> dict[str, Any]:
-    """What the device did in one call: how many kernels, for how long, and which took the most of it."""
+def repeated_ms(call: Call, repeats: int) -> float:
+    """Of one of so many calls on a CUDA device, one after the other, by events around all of them."""
+    for _ in range(_WARM_UPS):
+        call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def kernels_of(call: Call, device: torch.device) -> dict[str, Any]:
+    """What the device did in one call: how many kernels, for how long, and each by name, heaviest first."""
     if device.type != "cuda":
         return {}
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -87,6 +100,6 @@ def kernels_of(call: Call, device: torch.device, most: int = 6) -> dict[str, Any
         "kernel_ms": round(sum(e.self_device_time_total for e in kernels) / 1e3, 4),
         "heaviest": [
             {"name": e.key[:80], "calls": e.count, "ms": round(e.self_device_time_total / 1e3, 4)}
-            for e in kernels[:most]
+            for e in kernels
         ],
     }
