@@ -20,6 +20,7 @@ from service_kit.settings import EXIT_USAGE
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.rpc.admin_servicer import AdminServicer
 from scheduler_service.rpc.interceptor import StatusInterceptor
+from scheduler_service.rpc.load_wait import LoadWait
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.service import SchedulerService
 
@@ -64,7 +65,9 @@ class SchedulerServer:
         self.server = grpc.aio.server(
             interceptors=[
                 Gate(credentials, self.audit, self.connections),
-                StatusInterceptor(credentials, self.audit, servicer.admit),
+                StatusInterceptor(
+                    credentials, self.audit, servicer.admit, load_wait=LoadWait(self.service.settled)
+                ),
             ],
             options=list(options.items()),
         )

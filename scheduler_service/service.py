@@ -45,6 +45,8 @@ class SchedulerService:
         self.metrics = Telemetry()
         self.core = StepScheduler(settings.core)
         self.draining = False
+        self.settled = asyncio.Event()
+        """Set but while a new request would be refused for a model that may yet be loaded."""
         self.started_at = time.monotonic()
         self.rates = Rates(self.started_at)
         self._wake, wake_drafts, self._wake_tick = Wake(), Wake(), Wake()
@@ -145,6 +147,9 @@ class SchedulerService:
 
         Raises ServiceError if no executor has been ready yet; its text gives the reasons to administrators.
         """
+        if self.pool.served is None and (failure := self.pool.failure):
+            why = failure if caller.admin else "the executor's log says why"
+            raise ServiceError(ErrorReason.NOT_READY, f"the model can't be loaded: {why}")
         if self.pool.served is None:
             details = ", ".join(f"{link.address}: {link.detail}" for link in self.pool.links)
             why = f" ({details})" if caller.admin else ""
@@ -199,6 +204,10 @@ class SchedulerService:
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)
+            if self.state is not ServiceState.LOADING or self.pool.failure:
+                self.settled.set()
+            else:
+                self.settled.clear()
             await self._wake_tick.wait(TICK_S)  # or until an executor is ready or lost, or at a heartbeat
 
 

@@ -38,13 +38,15 @@ log = Log(__name__)
 
 _STOP_S = 5.0
 _DRAIN_POLL_S = 0.02
+_FAILED_S = 1.0  # from a failed load to the process's end; a scheduler asks twice a second
 _MAX_PAGES = (1 << 31) - 2  # page numbers are int32, and page 0 is scratch
 
 
 class RuntimeState(enum.Enum):
-    """Loading, then serving, then draining, in this order only."""
+    """Loading, then serving, then draining, in this order only; or loading, then failed."""
 
     LOADING = "loading"
+    FAILED = "failed"
     SERVING = "serving"
     DRAINING = "draining"
 
@@ -76,7 +78,7 @@ class Runtime:
         self.changed = asyncio.Event()  # `state` is another one than when the event was cleared
         self._memory_bytes: dict[str, int] = {}
         self._loaded: Loaded | None = None
-        self._draining = False
+        self._draining = self._failed = False
 
     @classmethod
     def from_config(cls, config: ExecutorConfig) -> Runtime:
@@ -86,6 +88,8 @@ class Runtime:
     @property
     def state(self) -> RuntimeState:
         """The state of the service."""
+        if self._failed:
+            return RuntimeState.FAILED
         if self._draining:
             return RuntimeState.DRAINING
         return RuntimeState.LOADING if self._loaded is None else RuntimeState.SERVING
@@ -110,9 +114,12 @@ class Runtime:
         return self._loaded
 
     async def load(self) -> None:
-        """Load the model on the device thread. A model that can't be served ends the process."""
+        """Load the model on the device thread. A model that can't be served ends the process.
+
+        Whoever asks for the state within _FAILED_S hears why.
+        """
         began = time.monotonic()
-        engine = await self.worker.start(self._load)
+        engine = await self.worker.start(self._load_or_tell)
         engine.store.draining = self._draining
         self.changed.set()
         log.info(
@@ -178,6 +185,17 @@ class Runtime:
             "process": own + live.pop("ranks", 0),
             **live,
         }
+
+    def _load_or_tell(self) -> Engine:
+        """Load, or say why not before the process ends; device thread."""
+        try:
+            return self._load()
+        except Exception as error:
+            known = isinstance(error, ModelError)
+            self.loading = str(error) if known else "the device thread failed; the executor's log has more"
+            self._failed = True
+            time.sleep(_FAILED_S)
+            raise
 
     def _load(self) -> Engine:
         """Load the model and make the engine; device thread."""

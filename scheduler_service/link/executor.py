@@ -38,7 +38,13 @@ from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.codec.handshake import decode_heartbeat
 from scheduler_service.link.exchange import ExecutorLostError, StepExchange
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
-from scheduler_service.link.handshake import CompatibilityCheck, RefusedExecutorError, perform_handshake
+from scheduler_service.link.handshake import (
+    CompatibilityCheck,
+    FailedExecutorError,
+    LoadingExecutorError,
+    RefusedExecutorError,
+    perform_handshake,
+)
 from scheduler_service.model import ExecutorView
 
 log = Log(__name__)
@@ -85,6 +91,8 @@ class ExecutorLink:
         self.address = address
         self.detail = "not reached yet"
         """Why it is not ready; "" while it is."""
+        self.failure = ""
+        """Why it can't load its model; "" if it can, or has begun anew."""
         self.losses = 0
         self._security = security
         self._timing = timing
@@ -143,6 +151,12 @@ class ExecutorLink:
                     await self._connect(self._client)
                     retry_s = self._timing.retry_s
                     await self._watch(self._client)
+                except FailedExecutorError as error:
+                    self.failure = brief(str(error))
+                    self._not_ready(f"it can't load its model: {error}")
+                except LoadingExecutorError as error:
+                    self.failure = ""
+                    self._not_ready(str(error))
                 except (errors.PacelineError, RefusedExecutorError, ValueError) as error:
                     self._not_ready(str(error))
                 except Exception as error:  # a bug, perhaps met by a reply: the other executors go on
@@ -188,7 +202,7 @@ class ExecutorLink:
         self._heartbeat = handshake.heartbeat
         self._lost.clear()
         self._restores = 0
-        self.detail = self._last_refusal = ""
+        self.detail = self._last_refusal = self.failure = ""
         log.info(
             "executor ready", address=self.address, model=handshake.facts.model_name, epoch=session.epoch
         )

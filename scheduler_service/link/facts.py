@@ -30,6 +30,7 @@ class ExecutorPhase(enum.Enum):
     """The state of an executor process."""
 
     LOADING = "loading"
+    FAILED = "failed"  # its model can't be loaded
     SERVING = "serving"
     DRAINING = "draining"  # its caches continue, and it opens no new ones
 
@@ -40,7 +41,7 @@ class Heartbeat:
 
     epoch: int = 0  # random, new at each start of the process
     phase: ExecutorPhase | None = None  # None: a state that this version does not know
-    loading: str = ""  # the part of the start that is under way, such as "starting"
+    loading: str = ""  # the part of the start that is under way, such as "starting"; FAILED: why
     load_fraction: float = 0.0  # 0 to 1
     step_age_s: float = 0.0  # since the running step began; 0 without one
     total_pages: int = 0

@@ -21,6 +21,14 @@ class RefusedExecutorError(Exception):
     """This executor must not or can't be used now; the message says why."""
 
 
+class LoadingExecutorError(RefusedExecutorError):
+    """The executor loads its model."""
+
+
+class FailedExecutorError(RefusedExecutorError):
+    """The executor can't load its model."""
+
+
 class CompatibilityCheck(Protocol):
     """Decides, from what an executor says of itself, whether the scheduler may use it."""
 
@@ -61,7 +69,9 @@ async def perform_handshake(
     heartbeat = decode_heartbeat(await client.get_status(timeout_s=timeout_s))
     match heartbeat.phase:
         case ExecutorPhase.LOADING:
-            raise RefusedExecutorError(f"{heartbeat.loading or 'loading'} ({heartbeat.load_fraction:.0%})")
+            raise LoadingExecutorError(f"{heartbeat.loading or 'loading'} ({heartbeat.load_fraction:.0%})")
+        case ExecutorPhase.FAILED:
+            raise FailedExecutorError(heartbeat.loading)
         case ExecutorPhase.DRAINING:
             raise RefusedExecutorError("draining")
         case None:

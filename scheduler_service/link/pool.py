@@ -77,6 +77,12 @@ class LinkPool:
         others = any(other.ready and not other.draining for other in self.links)
         return link.draining and (others or not holds_caches)
 
+    @property
+    def failure(self) -> str:
+        """Why no executor can load its model, if none can; else ""."""
+        failures = [link.failure for link in self.links]
+        return "; ".join(failures) if all(failures) else ""
+
     async def close_sessions(self) -> None:
         """Close the sessions of all links."""
         await asyncio.gather(*(link.close_session("the scheduler is shutting down") for link in self.links))

@@ -15,6 +15,7 @@ from service_kit.logs import Log
 from service_kit.status import client_has_left, end_call
 
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
+from scheduler_service.rpc.load_wait import LoadWait
 from scheduler_service.rpc.statuses import CODES, status_of
 
 log = Log(__name__)
@@ -26,6 +27,9 @@ _OURS = "/paceline."
 _ADMITTED = ("/Generate", "/GenerateUnary", "/Score", "/Embed", "/Rerank")
 """Methods whose calls are queued: they are read only when there may be room for them."""
 
+_WAITING = (*_ADMITTED, "/Tokenize", "/Detokenize", "/GetModelInfo", "/GetTokenizer", "/GetVocabulary")
+"""Methods whose calls may wait for a model that is loading."""
+
 Admit: TypeAlias = Callable[[_Context], Awaitable[None]]
 """Called before a call's message is read. Raises ServiceError to refuse the call."""
 
@@ -34,14 +38,22 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of paceline's services, and ends failed calls with a status.
 
     Handlers are coroutines that write their messages themselves, so streamed messages do not pass through
-    here. With `admit`, calls that would be queued are read only after it has returned.
+    here. With `admit`, calls that would be queued are read only after it has returned. `load_wait` is awaited
+    before that, by calls that need a model.
     """
 
     def __init__(
-        self, credentials: Credentials, audit: Audit, admit: Admit | None = None, *, prefix: str = _OURS
+        self,
+        credentials: Credentials,
+        audit: Audit,
+        admit: Admit | None = None,
+        *,
+        load_wait: LoadWait | None = None,
+        prefix: str = _OURS,
     ) -> None:
         """`prefix`: with which the methods begin whose handlers are wrapped."""
         self._credentials, self._audit, self._admit, self._prefix = credentials, audit, admit, prefix
+        self._load_wait = load_wait
         self._wrapped: dict[str, _Handler] = {}  # by method
 
     async def intercept_service(
@@ -80,11 +92,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def _guarded(self, behaviour: Any, method: str) -> Any:
         """A coroutine function that awaits `behaviour`, another one, and maps its exceptions to statuses."""
+        load_wait = self._load_wait if method.endswith(_WAITING) else None
 
         async def guarded(request: Any, context: _Context) -> Any:
             try:
                 if isinstance(request, Malformed):
                     raise invalid("request", request.message)
+                if load_wait is not None:
+                    await load_wait(context)
                 return await behaviour(request, context)
             except ServiceError as error:
                 failure = error

@@ -49,6 +49,7 @@ class Client:
     all schedulers of an address that is a DNS name; a call that one scheduler refuses is tried on the
     others. A stream whose scheduler dies is continued without a gap on another one, or on the same one
     after its restart; it raises StreamLost if that does not succeed within `failover_timeout_s`.
+    A call that needs a model waits for one that is loading, for as long.
 
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
     and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.

@@ -57,7 +57,13 @@ class SchedulerConnections:
     def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
         """The attempts of a call that begins now."""
         now = time.monotonic()
-        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
+        return Attempts(
+            self._rotation,
+            now,
+            timeout_s=timeout_s,
+            failover_timeout_s=failover_timeout_s,
+            load_wait_s=self.failover_timeout_s,
+        )
 
     def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
         """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
@@ -66,11 +72,11 @@ class SchedulerConnections:
         return attempts.failed(failure, time.monotonic(), schedulers)
 
     def generate(
-        self, address: int, request: pb.GenerateRequest, timeout_s: float | None
+        self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc._CallIterator[pb.GenerateResponse]:
-        """Start a Generate call. `address`: index of the scheduler's address."""
-        stub = self.endpoints[address].scheduler
-        return stub.Generate(request, timeout=timeout_s, metadata=self.metadata)
+        """Start the current attempt of a Generate call."""
+        stub = self.endpoints[attempts.address_index].scheduler
+        return stub.Generate(request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata))
 
     def call(
         self,
@@ -91,7 +97,7 @@ class SchedulerConnections:
                 attempts.timeout_s(time.monotonic()),
             )
             try:
-                reply = call(request, timeout=left_s, metadata=self.metadata)
+                reply = call(request, timeout=left_s, metadata=(*self.metadata, *attempts.metadata))
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error)
             else:

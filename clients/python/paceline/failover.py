@@ -12,7 +12,8 @@ from typing import TypeGuard
 from paceline.errors import DeadlineExceeded, DuplicateRequest, PacelineError, RetryLater, Unavailable
 
 FAILOVER_TIMEOUT_S = 30.0
-"""Default time after the loss of a call's scheduler in which the call is sent again."""
+"""Default time after the loss of a call's scheduler in which the call is sent again, and of a call's wait for
+a model that is loading."""
 
 MIN_DOWN_S, MAX_DOWN_S = 1.0, 8.0
 """Time for which an address that could not be reached is tried last; doubles with each further failure."""
@@ -25,6 +26,10 @@ MAX_TRIES_OF_A_NAME = 8
 
 The channel chooses the scheduler of each try, in turn among all calls: a call may meet the same one again.
 """
+
+WAIT_KEY = "paceline-wait-ms"
+"""Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading."""
+_NOT_READY = "NOT_READY"
 
 _NEVER_REACHED = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
 
@@ -80,13 +85,20 @@ class Attempts:
 
     A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address, after
     further schedulers of the same one if it is a name of several; when all have refused, the error is the
-    caller's. A lost attempt (the connection broke, or the scheduler ended
-    the call with UNAVAILABLE in mid-stream) is repeated at once on each other address, and then on all of
-    them for up to `failover_timeout_s`.
+    caller's. But if one of them has no executor yet, because a model is loading, the call is sent there once
+    more, and waits there for up to `load_wait_s`: `metadata` says so. A lost attempt (the connection broke,
+    or the scheduler ended the call with UNAVAILABLE in mid-stream) is repeated at once on each other address,
+    and then on all of them for up to `failover_timeout_s`.
     """
 
     def __init__(
-        self, rotation: Rotation, now: float, *, timeout_s: float | None, failover_timeout_s: float
+        self,
+        rotation: Rotation,
+        now: float,
+        *,
+        timeout_s: float | None,
+        failover_timeout_s: float,
+        load_wait_s: float = 0.0,
     ) -> None:
         self._rotation = rotation
         self._deadline = None if timeout_s is None else now + timeout_s
@@ -98,7 +110,11 @@ class Attempts:
         self._lost_at: float | None = None  # time of the last loss after a message, else of the first loss
         self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
+        self._load_wait_s = load_wait_s
+        self._loads: int | None = None  # address of a scheduler that had no executor yet
         self.address_index = self._untried.pop(0)
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        """What the current attempt says in addition: that it waits for a model that is loading."""
 
     def timeout_s(self, now: float) -> float | None:
         """The rest of the caller's `timeout_s`; None: no deadline. Raises DeadlineExceeded at its end."""
@@ -135,6 +151,8 @@ class Attempts:
             pass  # the duplicate is our lost attempt, which its scheduler still runs
         elif self._is_refusal(error):
             self._refusals.append(error)
+            if error.reason == _NOT_READY and self._loads is None:
+                self._loads = self.address_index
         else:
             raise error
         self._answered = False
@@ -176,7 +194,11 @@ class Attempts:
         ]
         for_caller = min(self._refusals, key=_retry_after_s) if self._refusals else error
         if self._lost_at is None:
-            raise for_caller
+            if self._loads is None or self.metadata or self._load_wait_s <= 0:
+                raise for_caller
+            self.address_index, self._refusals = self._loads, []
+            self.metadata = ((WAIT_KEY, str(round(self._load_wait_s * 1000))),)
+            return 0.0
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller

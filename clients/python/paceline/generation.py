@@ -159,6 +159,6 @@ class Generation:
         """
         now = time.monotonic()
         request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
-        self._call = self._schedulers.generate(self._attempts.address_index, request, left_s)
+        self._call = self._schedulers.generate(self._attempts, request, left_s)
         if self._closed.is_set():
             self._call.cancel()

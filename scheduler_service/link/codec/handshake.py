@@ -20,6 +20,7 @@ _PHASES = {
     pb.EXECUTOR_STATE_LOADING: ExecutorPhase.LOADING,
     pb.EXECUTOR_STATE_SERVING: ExecutorPhase.SERVING,
     pb.EXECUTOR_STATE_DRAINING: ExecutorPhase.DRAINING,
+    pb.EXECUTOR_STATE_FAILED: ExecutorPhase.FAILED,
 }
 
 

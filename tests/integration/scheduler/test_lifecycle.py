@@ -71,7 +71,7 @@ async def test_a_request_that_can_never_fit_is_refused_and_blocks_no_other(tmp_p
 async def test_without_an_executor_requests_are_refused_with_the_executors_address(tmp_path: Path) -> None:
     scheduler = ServiceProcess("scheduler_service", ["--executor", "127.0.0.1:9"], tmp_path)
     try:
-        async with aio.Client(scheduler.address) as client:
+        async with aio.Client(scheduler.address, failover_timeout_s=0) as client:
             status = await client.status(timeout_s=5)
             (executor,) = await client.executors(timeout_s=5)
             assert (status.state, executor.connected) == ("loading", False)

@@ -162,3 +162,22 @@ def test_the_callers_deadline_bounds_all_attempts_together() -> None:
     with pytest.raises(errors.DeadlineExceeded):
         times.extend(times_of_refusals(call, 0.5))
     assert times[-1] == pytest.approx(2)
+
+
+LOADING = errors.Unavailable("no executor yet", reason="NOT_READY", retry_after_s=1.0)
+
+
+def test_a_call_that_all_refuse_waits_once_at_a_scheduler_whose_model_is_loading() -> None:
+    call = Attempts(Rotation(2), 0.0, timeout_s=None, failover_timeout_s=30, load_wait_s=5.0)
+    assert call.failed(LOADING, 0.0) == 0.0
+    assert (call.address_index, call.metadata) == (1, ())  # the other one may serve
+    assert call.failed(FULL, 0.0) == 0.0
+    assert (call.address_index, call.metadata) == (0, (("paceline-wait-ms", "5000"),))
+    with pytest.raises(errors.Unavailable, match="no executor yet"):
+        call.failed(LOADING, 5.0)
+
+
+def test_a_call_waits_for_no_model_if_its_client_does_not_want_to() -> None:
+    call = Attempts(Rotation(1), 0.0, timeout_s=None, failover_timeout_s=0)
+    with pytest.raises(errors.Unavailable, match="no executor yet"):
+        call.failed(LOADING, 0.0)

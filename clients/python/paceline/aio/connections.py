@@ -69,7 +69,13 @@ class AsyncSchedulerConnections:
     def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
         """The attempts of a call that begins now."""
         now = time.monotonic()
-        return Attempts(self._rotation, now, timeout_s=timeout_s, failover_timeout_s=failover_timeout_s)
+        return Attempts(
+            self._rotation,
+            now,
+            timeout_s=timeout_s,
+            failover_timeout_s=failover_timeout_s,
+            load_wait_s=self.failover_timeout_s,
+        )
 
     async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
         """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
@@ -79,11 +85,11 @@ class AsyncSchedulerConnections:
         return attempts.failed(failure, time.monotonic(), schedulers)
 
     def generate(
-        self, address: int, request: pb.GenerateRequest, timeout_s: float | None
+        self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
-        """Start a Generate call. `address`: index of the scheduler's address."""
-        stub = self.endpoints[address].scheduler
-        return stub.Generate(request, timeout=timeout_s, metadata=self.metadata)
+        """Start the current attempt of a Generate call."""
+        stub = self.endpoints[attempts.address_index].scheduler
+        return stub.Generate(request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata))
 
     async def call(
         self,
@@ -104,7 +110,8 @@ class AsyncSchedulerConnections:
                 attempts.timeout_s(time.monotonic()),
             )
             try:
-                reply = await reply_of(call(request, timeout=left_s, metadata=self.metadata))
+                metadata = (*self.metadata, *attempts.metadata)
+                reply = await reply_of(call(request, timeout=left_s, metadata=metadata))
             except errors.PacelineError as error:
                 failure = error
             else:

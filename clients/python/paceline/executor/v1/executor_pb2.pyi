@@ -515,6 +515,8 @@ class _ExecutorStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Executo
     EXECUTOR_STATE_LOADING: _ExecutorState.ValueType  # 1
     EXECUTOR_STATE_SERVING: _ExecutorState.ValueType  # 2
     EXECUTOR_STATE_DRAINING: _ExecutorState.ValueType  # 3
+    EXECUTOR_STATE_FAILED: _ExecutorState.ValueType  # 4
+    """the model can't be loaded: `loading` says why, and the process ends in a second"""
 
 class ExecutorState(_ExecutorState, metaclass=_ExecutorStateEnumTypeWrapper): ...
 
@@ -522,6 +524,8 @@ EXECUTOR_STATE_UNSPECIFIED: ExecutorState.ValueType  # 0
 EXECUTOR_STATE_LOADING: ExecutorState.ValueType  # 1
 EXECUTOR_STATE_SERVING: ExecutorState.ValueType  # 2
 EXECUTOR_STATE_DRAINING: ExecutorState.ValueType  # 3
+EXECUTOR_STATE_FAILED: ExecutorState.ValueType  # 4
+"""the model can't be loaded: `loading` says why, and the process ends in a second"""
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
 class _Parallelism:
@@ -2183,7 +2187,7 @@ class GetStatusResponse(_message.Message):
     epoch: _builtins.int
     state: Global___ExecutorState.ValueType
     loading: _builtins.str
-    """what is being loaded"""
+    """what is being loaded; FAILED: why it can't be"""
     load_fraction: _builtins.float
     """0..1"""
     uptime_s: _builtins.float
