@@ -32,6 +32,7 @@ from paceline.cli.generate import (
     speculation,
 )
 from paceline.cli.inputs import Adapter
+from paceline.cli.loading import wait_for_model
 from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta
@@ -70,6 +71,7 @@ def chat(
     )
     address = ", ".join(addresses)
     with one_line_errors(address), Client(addresses, security=security(context)) as client:
+        wait_for_model(client)
         info = client.model_info(timeout_s=10)
         if not info.has_chat_template:
             fail(f"{info.name} has no chat template; use `paceline generate`")

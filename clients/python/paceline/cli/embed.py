@@ -12,6 +12,7 @@ from paceline.channel import PUBLIC_MESSAGE_BYTES
 from paceline.cli.answer import write
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security
 from paceline.cli.inputs import Adapter, InputFile, texts
+from paceline.cli.loading import wait_for_model
 from paceline.client import Client
 from paceline.types import ModelInfo
 
@@ -83,6 +84,7 @@ def embed(
     if model is not None:
         options["model"] = model
     with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+        wait_for_model(client)
         info = client.model_info(timeout_s=timeout_s)
         if not info.embedding_size:
             fail(f"{info.name} gives no vectors")

@@ -15,6 +15,7 @@ from paceline.chat import Message
 from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
 from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
 from paceline.cli.inputs import Adapter
+from paceline.cli.loading import wait_for_model
 from paceline.client import Client
 from paceline.generation import Generation
 from paceline.requests import Options
@@ -174,6 +175,7 @@ def generate(
     )
     address = ", ".join(addresses)
     with one_line_errors(address), Client(addresses, security=security(context)) as client:
+        wait_for_model(client)
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)

@@ -1,17 +1,25 @@
-"""Shows the loading of a model: a bar on a terminal, else lines."""
+"""Shows the loading of a model: a bar on a terminal, else lines. Waits for it, in commands that need one."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from paceline import errors
 from paceline.cli.common import stderr
 from paceline.cli.stack import Loading
+from paceline.client import Client
 
 _INTERVAL_S = 5.0
+_POLL_S = 0.2
+_STATUS_TIMEOUT_S = 5.0
+_PROGRESS = re.compile(r"(.*) \((\d+)%\)")
+"""What ListExecutors says of an executor that is loading."""
 
 
 class LoadingLines:
@@ -47,3 +55,32 @@ def loading_bar() -> Iterator[Loading]:
     with Progress(*columns, console=stderr, transient=True) as bars:
         bar = bars.add_task("starting", total=1.0)
         yield lambda what, fraction: bars.update(bar, description=what, completed=fraction)
+
+
+def wait_for_model(client: Client) -> None:
+    """Wait for a model that is loading, and show how far it is; the scheduler says when it serves.
+
+    Waits as long as the client's calls do by themselves. Raises PacelineError.
+    """
+    if client.status(timeout_s=_STATUS_TIMEOUT_S).state != "loading":
+        return
+    with loading_bar() as show, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        served = thread.submit(client.model_info)
+        try:
+            while not served.done():
+                show(*_progress(client))
+                concurrent.futures.wait([served], _POLL_S)
+        except BaseException:
+            client.close()  # ends the call
+            raise
+        served.result()
+
+
+def _progress(client: Client) -> tuple[str, float]:
+    """What an executor is loading, and the fraction that is done; administrators alone are told."""
+    try:
+        details = [one.detail for one in client.executors(timeout_s=_STATUS_TIMEOUT_S) if not one.connected]
+    except errors.PacelineError:
+        details = []
+    told = [found for detail in details if (found := _PROGRESS.fullmatch(detail))]
+    return (told[0][1], int(told[0][2]) / 100) if told else ("waiting for the model", 0.0)

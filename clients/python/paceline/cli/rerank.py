@@ -11,6 +11,7 @@ import typer
 from paceline.cli.answer import write
 from paceline.cli.common import Addresses, TimeoutS, one_line_errors, security
 from paceline.cli.inputs import Adapter, InputFile, texts
+from paceline.cli.loading import wait_for_model
 from paceline.client import Client
 
 
@@ -61,6 +62,7 @@ def rerank(
     if model is not None:
         options["model"] = model
     with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+        wait_for_model(client)
         reply = client.rerank(query, documents, timeout_s=timeout_s, **options)
         for one in reply.results:
             found = documents[one.index]

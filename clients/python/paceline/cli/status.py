@@ -35,7 +35,10 @@ def status(
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Show what the scheduler and its executors are doing."""
-    with one_line_errors(address), Client(address, security=security(context)) as client:
+    with (
+        one_line_errors(address),
+        Client(address, security=security(context), failover_timeout_s=0) as client,
+    ):
 
         def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:
             return client.status(timeout_s=_TIMEOUT_S), executors(client), model(client)
