@@ -125,7 +125,7 @@ func (c *Client) Generate(ctx context.Context, request *schedulerv1.GenerateRequ
 	ctx, cancel := context.WithCancel(ctx)
 	return &Stream{
 		client: c, ctx: ctx, cancel: cancel,
-		attempts:  newAttempts(c.rotation, time.Now(), c.failoverTimeout),
+		attempts:  newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout),
 		resumable: newResumable(identified(request)),
 	}
 }
@@ -208,9 +208,9 @@ type method[Request, Reply any] func(
 func call[Request, Reply any](
 	ctx context.Context, c *Client, failoverTimeout time.Duration, send method[Request, Reply], request Request,
 ) (none Reply, _ error) {
-	attempts := newAttempts(c.rotation, time.Now(), failoverTimeout)
+	attempts := newAttempts(c.rotation, time.Now(), failoverTimeout, c.failoverTimeout)
 	for {
-		reply, err := send(c.schedulers[attempts.address], ctx, request)
+		reply, err := send(c.schedulers[attempts.address], attempts.outgoing(ctx), request)
 		if err == nil {
 			attempts.answered()
 			return reply, nil

@@ -1,11 +1,14 @@
 package paceline
 
 import (
+	"context"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 )
 
 const (
@@ -17,6 +20,8 @@ const (
 	maxWait = 1 * time.Second
 	// Losses in a row, with nothing received between them, that end a call: the call may be their cause.
 	maxLosses = 4
+	// Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading.
+	waitKey = "paceline-wait-ms"
 )
 
 // rotation is the order in which the calls of a client try its addresses: each call begins with the next one
@@ -79,9 +84,10 @@ func (r *rotation) isDown(address int, now time.Time) bool { return r.down[addre
 // attempts are those of one call; address is the current one's.
 //
 // A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when all
-// have refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended the
-// call UNAVAILABLE in mid-stream) is repeated at once on each other address, then on all of them for up to
-// failoverTimeout.
+// have refused, the error is the caller's. But if one of them has no executor yet, because a model is loading,
+// the call is sent there once more and waits there for up to loadWait: waits says so. A lost attempt (the
+// connection broke, or the scheduler ended the call UNAVAILABLE in mid-stream) is repeated at once on each other
+// address, then on all of them for up to failoverTimeout.
 type attempts struct {
 	address         int
 	rotation        *rotation
@@ -92,13 +98,25 @@ type attempts struct {
 	lostAt          time.Time
 	losses          int // in a row, since the last message
 	wait            time.Duration
+	loadWait        time.Duration
+	loads           int  // address of a scheduler that had no executor yet; -1: none
+	waits           bool // the current attempt waits for its model
 }
 
-func newAttempts(r *rotation, now time.Time, failoverTimeout time.Duration) *attempts {
+func newAttempts(r *rotation, now time.Time, failoverTimeout, loadWait time.Duration) *attempts {
 	order := r.order(now)
 	return &attempts{
 		address: order[0], rotation: r, failoverTimeout: failoverTimeout, untried: order[1:], wait: minWait,
+		loadWait: loadWait, loads: -1,
 	}
+}
+
+// outgoing is the context of the current attempt.
+func (a *attempts) outgoing(ctx context.Context) context.Context {
+	if !a.waits {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, waitKey, strconv.FormatInt(a.loadWait.Milliseconds(), 10))
 }
 
 // answered records that the current attempt received a message.
@@ -124,6 +142,9 @@ func (a *attempts) failed(failure *Error, now time.Time) (time.Duration, *Error)
 		// The lost attempt: its scheduler has not noticed yet that we are gone.
 	case failure.Retryable() && !a.hasAnswered:
 		a.refusals = append(a.refusals, failure)
+		if failure.Reason == "NOT_READY" && a.loads < 0 {
+			a.loads = a.address
+		}
 	default:
 		return 0, failure
 	}
@@ -176,6 +197,10 @@ func (a *attempts) nextRound(failure *Error, now time.Time) (time.Duration, *Err
 		if i == 0 || failure.RetryAfter == 0 || refusal.RetryAfter != 0 && refusal.RetryAfter < failure.RetryAfter {
 			failure = refusal
 		}
+	}
+	if a.lostAt.IsZero() && a.loads >= 0 && !a.waits && a.loadWait > 0 {
+		a.address, a.refusals, a.waits = a.loads, nil, true
+		return 0, nil
 	}
 	left := a.lostAt.Add(a.failoverTimeout).Sub(now)
 	if a.lostAt.IsZero() || left <= 0 {

@@ -1,11 +1,13 @@
 package paceline
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 )
 
 var (
@@ -40,7 +42,7 @@ func TestAnAddressThatIsDownComesLastForAWhileAndLongerEachTime(t *testing.T) {
 }
 
 func TestWhatAllAddressesRefuseIsTheCallersWithTheSoonestHint(t *testing.T) {
-	attempts := newAttempts(newRotation(3), start, time.Minute)
+	attempts := newAttempts(newRotation(3), start, time.Minute, 0)
 	for _, hint := range []time.Duration{0, 2 * time.Second} {
 		full := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL", RetryAfter: hint}
 		if wait, err := attempts.failed(full, start); wait != 0 || err != nil {
@@ -54,7 +56,7 @@ func TestWhatAllAddressesRefuseIsTheCallersWithTheSoonestHint(t *testing.T) {
 }
 
 func TestALostCallWaitsForItsSchedulerButNotForEver(t *testing.T) {
-	attempts := newAttempts(newRotation(1), start, 10*time.Second)
+	attempts := newAttempts(newRotation(1), start, 10*time.Second, 0)
 	now := start
 	wait, err := attempts.failed(broken, now)
 	for err == nil {
@@ -67,7 +69,7 @@ func TestALostCallWaitsForItsSchedulerButNotForEver(t *testing.T) {
 }
 
 func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
-	attempts := newAttempts(newRotation(1), start, time.Minute)
+	attempts := newAttempts(newRotation(1), start, time.Minute, 0)
 	for i := 1; i < maxLosses; i++ {
 		if _, err := attempts.failed(broken, start); err != nil {
 			t.Fatal(i, err)
@@ -80,11 +82,30 @@ func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
 
 func TestAStreamThatEndedOtherwiseIsNotSentAgain(t *testing.T) {
 	for _, code := range []codes.Code{codes.Aborted, codes.Internal, codes.DeadlineExceeded, codes.ResourceExhausted} {
-		attempts := newAttempts(newRotation(2), start, time.Minute)
+		attempts := newAttempts(newRotation(2), start, time.Minute, 0)
 		attempts.answered()
 		failure := &Error{Code: code}
 		if _, err := attempts.failed(failure, start); err != failure {
 			t.Fatal(code, err)
 		}
+	}
+}
+
+func TestACallRefusedForAModelThatLoadsWaitsThereOnce(t *testing.T) {
+	loading := &Error{Code: codes.Unavailable, Reason: "NOT_READY", RetryAfter: time.Second}
+	full := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL"}
+	attempts := newAttempts(newRotation(2), start, time.Minute, 5*time.Second)
+	if _, err := attempts.failed(loading, start); err != nil || attempts.waits {
+		t.Fatalf("the second address is not asked first: %v", err)
+	}
+	if wait, err := attempts.failed(full, start); err != nil || wait != 0 || !attempts.waits || attempts.address != 0 {
+		t.Fatalf("the call does not wait at the scheduler that is loading: %v, address %d", err, attempts.address)
+	}
+	sent, _ := metadata.FromOutgoingContext(attempts.outgoing(context.Background()))
+	if got := sent.Get(waitKey); len(got) != 1 || got[0] != "5000" {
+		t.Fatalf("metadata %v", sent)
+	}
+	if _, err := attempts.failed(loading, start); err != loading {
+		t.Fatalf("it waits twice: %v", err)
 	}
 }

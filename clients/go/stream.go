@@ -72,7 +72,7 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.call, err = s.client.schedulers[s.attempts.address].Generate(s.ctx, request)
+		s.call, err = s.client.schedulers[s.attempts.address].Generate(s.attempts.outgoing(s.ctx), request)
 		if err != nil {
 			s.call = nil
 			return nil, err

@@ -32,6 +32,10 @@ MUTE = "mute"
 """Accepts connections, and says nothing, as a scheduler that is frozen when a client comes."""
 LIAR = "liar"
 """Tells the lie that the prompt of a request names."""
+LOADING = "loading"
+"""Has an executor only once `load` was called."""
+BROKEN = "broken"
+"""Its executor could not load its model."""
 UNKNOWN = "unknown"
 """The name of an address whose host does not exist."""
 ADAPTER = "pirate"
@@ -52,6 +56,8 @@ class Stage:
         self._executor = executor
         self._schedulers: dict[str, ServiceProcess] = {}
         self._ports = {name: kept_port() for name in (NOBODY, *MORTAL)}
+        self._executors = {name: kept_port() for name in (LOADING, BROKEN)}  # ports of their own executors
+        self._own: list[ServiceProcess] = []  # the executors there
         self._starts = 0
         self._proxies: dict[str, Proxy] = {}
         self._liar = ""  # its address
@@ -73,8 +79,11 @@ class Stage:
         """Start a scheduler, which may not serve yet."""
         self._starts += 1
         port = str(self._ports.get(name, 0))
-        flags = ["--executor", self._executor.address, "--adapter", ADAPTER, "--log-level", "info"]
-        flags += ["--port", port, *arguments]
+        if name in self._executors:
+            flags = ["--executor", f"127.0.0.1:{self._executors[name]}"]
+        else:
+            flags = ["--executor", self._executor.address, "--adapter", ADAPTER]
+        flags += ["--log-level", "info", "--port", port, *arguments]
         process = ServiceProcess("scheduler_service", flags, self._directory / f"{name}{self._starts}")
         self._schedulers[name] = process
         return process
@@ -108,6 +117,27 @@ class Stage:
                 self._until(partial(_is_one, client, number), f"`full` has none {number}")
             yield
         self.wait_idle(["full"])
+
+    def load(self, name: str, *arguments: str) -> ServiceProcess:
+        """Start the executor of a scheduler that has one of its own."""
+        flags = ["--backend", "oracle", "--port", str(self._executors[name]), *arguments]
+        self._own.append(ServiceProcess("executor_service", flags, self._directory / f"own{len(self._own)}"))
+        return self._own[-1]
+
+    def break_down(self) -> None:
+        """Let the executor of `broken` fail until its scheduler has heard why. Raises TimeoutError."""
+        address = self.address(BROKEN)
+
+        def is_told() -> bool:
+            self.load(BROKEN, "--kv-memory", "1").wait(_TIMEOUT_S)
+            with paceline.Client(address, failover_timeout_s=0) as client:
+                try:
+                    client.model_info(timeout_s=_TIMEOUT_S)
+                except errors.Unavailable as error:
+                    return "can't be loaded" in error.message
+            return False
+
+        self._until(is_told, "`broken` hears of no failure")
 
     def strike(self, how: str, names: Sequence[str]) -> list[str] | None:
         """Strike the one of these schedulers that has running sequences; the names of those that remain.
@@ -162,7 +192,7 @@ class Stage:
     def kill(self) -> None:
         """End all schedulers."""
         self._mute.close()
-        for process in self._schedulers.values():
+        for process in (*self._schedulers.values(), *self._own):
             process.kill()
 
     def _is_idle(self, name: str) -> bool:
@@ -208,8 +238,11 @@ def stage(directory: Path) -> Iterator[Stage]:
                 made.start(name)
             made.start("full", "--max-running", "1", "--max-queued-requests", "1")
             made.start("secured", "--tokens-file", str(tokens), *tls)
+            made.start(LOADING)
+            made.start(BROKEN)
             with made.serving("full", *MORTAL):
                 made.wait_ready("secured", Security(TLS / "ca.pem", token=TOKEN))
+                made.break_down()
                 yield made
         finally:
             made.kill()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tests.scenario.matching import differences
 from tests.scenario.runner import Runner
-from tests.scenario.stage import LIAR, STRIKES, TLS, Stage
+from tests.scenario.stage import LIAR, LOADING, STRIKES, TLS, Stage
 
 Step = Mapping[str, Any]
 SCENARIO: list[Step] = json.loads(Path(__file__).with_name("scenario.json").read_text())
@@ -19,6 +20,9 @@ MAX_TRIES = 5
 
 MAX_GROWN_MIB = 256
 """By which a lie may raise a client's peak of memory. A JVM or V8 collects its garbage late."""
+
+LOAD_AFTER_S = 1.0
+"""Time after a call at which the model is begun to load for which it waits."""
 
 _FOR_THE_DRIVER = {"at", "tls", "then", "expect", *STRIKES}
 
@@ -46,7 +50,7 @@ def take(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], l
     """One step: its outcome, and what is wrong about it. Raises Missed and RunnerError."""
     continuations = services.continuations
     peak_mib = runner.peak_mib() if LIAR in step["at"] else 0.0
-    with services.full_queue() if "full" in step["at"] else nullcontext():
+    with services.full_queue() if "full" in step["at"] else nullcontext(), _loading(services, step):
         outcome, requests = _run(services, runner, step)
     complaints = list(differences(step["expect"], outcome))
     if complaints and _is_unreached(outcome):
@@ -81,6 +85,20 @@ def _run(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], d
     if missed:
         raise Missed("the stream ended before its scheduler could be struck")
     return outcome, requests
+
+
+@contextmanager
+def _loading(services: Stage, step: Step) -> Iterator[None]:
+    """Meanwhile an executor starts, if the step is at the scheduler that waits for one."""
+    if LOADING not in step["at"]:
+        yield
+        return
+    timer = threading.Timer(LOAD_AFTER_S, services.load, (LOADING,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def _is_unreached(outcome: Mapping[str, Any]) -> bool:

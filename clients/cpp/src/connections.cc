@@ -41,10 +41,11 @@ Connections::Connections(const std::vector<std::string>& addresses, const Option
   }
 }
 
-void Connections::prepare(grpc::ClientContext& context, Timeout timeout) const {
+void Connections::prepare(grpc::ClientContext& context, Timeout timeout, Milliseconds load_wait) const {
   if (timeout) context.set_deadline(std::chrono::system_clock::now() + *timeout);
   // Plain metadata instead of gRPC's call credentials, which refuse plaintext: a token is useful on loopback too.
   if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
+  if (load_wait > Milliseconds{0}) context.AddMetadata("paceline-wait-ms", std::to_string(load_wait.count()));
 }
 
 void Connections::sleep(Milliseconds time) { std::this_thread::sleep_for(time); }

@@ -25,13 +25,13 @@ class Connections {
   size_t size() const { return stubs_.size(); }
 
   Attempts attempts(Timeout timeout, Milliseconds failover_timeout) {
-    return Attempts(rotation_, Clock::now(), timeout, failover_timeout);
+    return Attempts(rotation_, Clock::now(), timeout, failover_timeout, failover_timeout_);
   }
 
   Milliseconds failover_timeout() const { return failover_timeout_; }
 
-  // Sets deadline and token of a call.
-  void prepare(grpc::ClientContext& context, Timeout timeout) const;
+  // Sets deadline and token of a call, and how long it waits for a model that is loading.
+  void prepare(grpc::ClientContext& context, Timeout timeout, Milliseconds load_wait = Milliseconds{0}) const;
 
   // Sends a unary call until a scheduler answers it. Throws Error.
   template <typename Reply, typename Request>
@@ -40,7 +40,7 @@ class Connections {
     Attempts attempts = this->attempts(timeout, failover_timeout);
     for (;;) {
       grpc::ClientContext context;
-      prepare(context, attempts.timeout(Clock::now()));
+      prepare(context, attempts.timeout(Clock::now()), attempts.load_wait());
       Reply reply;
       const grpc::Status status = (stub(attempts.address()).*method)(&context, request, &reply);
       if (status.ok()) {

@@ -48,8 +48,13 @@ void Rotation::down(size_t address, Clock::time_point now) {
   down_[address] = {now + length, length};
 }
 
-Attempts::Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout)
-    : rotation_(rotation), failover_timeout_(failover_timeout), untried_(rotation.order(now)), wait_(MIN_WAIT) {
+Attempts::Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout,
+                   Milliseconds load_wait)
+    : rotation_(rotation),
+      failover_timeout_(failover_timeout),
+      untried_(rotation.order(now)),
+      wait_(MIN_WAIT),
+      load_wait_(load_wait) {
   if (timeout) deadline_ = now + *timeout;
   address_ = untried_.front();
   untried_.pop_front();
@@ -75,6 +80,7 @@ Milliseconds Attempts::failed(const Error& error, Clock::time_point now) {
     // The lost attempt: its scheduler has not noticed yet that we are gone.
   } else if (error.retryable() && !answered_) {
     refusals_.push_back(error);
+    if (error.reason == "NOT_READY" && !loads_) loads_ = address_;
   } else {
     throw error;
   }
@@ -107,6 +113,12 @@ Milliseconds Attempts::next_round(const Error& error, Clock::time_point now) {
   const auto soonest = std::min_element(refusals_.begin(), refusals_.end(), [](const Error& a, const Error& b) {
     return a.retry_after.value_or(Milliseconds::max()) < b.retry_after.value_or(Milliseconds::max());
   });
+  if (!lost_at_ && loads_ && !waits_ && load_wait_ > Milliseconds{0}) {
+    address_ = *loads_;
+    refusals_.clear();
+    waits_ = true;
+    return Milliseconds{0};
+  }
   const Error& for_caller = soonest == refusals_.end() ? error : *soonest;
   if (!lost_at_ || now >= *lost_at_ + failover_timeout_) throw Error(for_caller);
   Milliseconds wait = soonest != refusals_.end() && soonest->retry_after

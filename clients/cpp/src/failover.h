@@ -47,15 +47,20 @@ class Rotation {
 // The attempts of one call.
 //
 // A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when all have
-// refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended the call
-// UNAVAILABLE in mid-stream) is repeated at once on each other address, then on all of them for up to
+// refused, the error is the caller's. But if one of them has no executor yet, because a model is loading, the call is
+// sent there once more and waits there for up to `load_wait`. A lost attempt (the connection broke, or the scheduler
+// ended the call UNAVAILABLE in mid-stream) is repeated at once on each other address, then on all of them for up to
 // `failover_timeout`.
 class Attempts {
  public:
-  Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout);
+  Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout,
+           Milliseconds load_wait);
 
   // Of the current attempt.
   size_t address() const { return address_; }
+
+  // How long the current attempt waits at its scheduler for a model that is loading; 0: not at all.
+  Milliseconds load_wait() const { return waits_ ? load_wait_ : Milliseconds{0}; }
 
   // The rest of the caller's timeout. Throws Error at its end.
   Timeout timeout(Clock::time_point now) const;
@@ -82,6 +87,9 @@ class Attempts {
   std::optional<Clock::time_point> lost_at_;
   int losses_ = 0;  // in a row, since the last message
   Milliseconds wait_;
+  Milliseconds load_wait_;
+  std::optional<size_t> loads_;  // address of a scheduler that had no executor yet
+  bool waits_ = false;           // the current attempt waits for its model
 };
 
 }  // namespace paceline

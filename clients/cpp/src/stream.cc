@@ -75,7 +75,7 @@ void Stream::State::begin() {
   const Clock::time_point now = Clock::now();
   const v1::GenerateRequest request = resumable.attempt(now);
   auto context = std::make_unique<grpc::ClientContext>();
-  connections->prepare(*context, attempts.timeout(now));
+  connections->prepare(*context, attempts.timeout(now), attempts.load_wait());
   std::lock_guard<std::mutex> lock(mutex_);
   if (cancelled_) throw Error(grpc::StatusCode::CANCELLED, "the stream was cancelled");
   context_ = std::move(context);

@@ -98,7 +98,7 @@ export class Client {
       for (;;) {
         const stub = this.#schedulers[attempts.address];
         const now = performance.now();
-        call = stub.generate(stream.attempt(now), this.#metadata(), deadline(attempts.timeoutMs(now)));
+        call = stub.generate(stream.attempt(now), this.#metadata(attempts), deadline(attempts.timeoutMs(now)));
         call.on('error', () => {}); // the loop below reports errors; after it nobody listens
         const connecting = unlessConnected(stub, call);
         const incoming = call[Symbol.asyncIterator]();
@@ -269,8 +269,10 @@ export class Client {
     return this.#call('getStatus', {}, options);
   }
 
-  #metadata() {
+  /** @param {Attempts} [attempts] */
+  #metadata(attempts) {
     const metadata = new grpc.Metadata();
+    for (const [key, value] of Object.entries(attempts?.metadata ?? {})) metadata.set(key, value);
     if (this.#token) metadata.set('authorization', `Bearer ${this.#token}`);
     return metadata;
   }
@@ -280,7 +282,8 @@ export class Client {
    * @param {number} failoverTimeoutMs
    */
   #attempts({ timeoutMs }, failoverTimeoutMs) {
-    return new Attempts(this.#rotation, performance.now(), { timeoutMs, failoverTimeoutMs });
+    const loadWaitMs = this.#failoverTimeoutMs;
+    return new Attempts(this.#rotation, performance.now(), { timeoutMs, failoverTimeoutMs, loadWaitMs });
   }
 
   /**
@@ -319,7 +322,7 @@ export class Client {
     for (;;) {
       const left = deadline(attempts.timeoutMs(performance.now()));
       try {
-        const reply = await this.#send(this.#schedulers[attempts.address], method, request, left, signal);
+        const reply = await this.#send(this.#schedulers[attempts.address], method, request, left, signal, attempts);
         attempts.answered();
         return reply;
       } catch (error) {
@@ -335,9 +338,10 @@ export class Client {
    * @param {object} request
    * @param {grpc.CallOptions} left
    * @param {AbortSignal} [signal]
+   * @param {Attempts} [attempts]
    * @returns {Promise<any>}
    */
-  #send(stub, method, request, left, signal) {
+  #send(stub, method, request, left, signal, attempts) {
     return new Promise((resolve, reject) => {
       const answer = (/** @type {unknown} */ error, /** @type {any} */ reply) => {
         signal?.removeEventListener('abort', abort);
@@ -345,7 +349,7 @@ export class Client {
         if (!error) resolve(reply);
         else reject(signal?.aborted ? signal.reason : failure);
       };
-      const call = stub[method](request, this.#metadata(), left, answer);
+      const call = stub[method](request, this.#metadata(attempts), left, answer);
       const connecting = unlessConnected(stub, call);
       const abort = () => call.cancel();
       signal?.addEventListener('abort', abort, { once: true });

@@ -8,6 +8,8 @@ export const FAILOVER_TIMEOUT_MS = 30_000;
 /** How long an address that could not be reached is tried last; doubles with each further failure. */
 const MIN_DOWN_MS = 1_000;
 const MAX_DOWN_MS = 8_000;
+/** Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading. */
+const WAIT_KEY = 'paceline-wait-ms';
 /** Between two rounds through all addresses; doubles each time, unless a scheduler says how long. */
 const MIN_WAIT_MS = 100;
 const MAX_WAIT_MS = 1_000;
@@ -87,7 +89,8 @@ export class Rotation {
  * One call's way through the addresses: `address` is where it is sent now.
  *
  * A refusal, by a scheduler or because it can't be reached, is the caller's once all addresses have
- * refused. A call that was lost, because the connection broke under it or its scheduler ended it UNAVAILABLE in
+ * refused. But if one of them has no executor yet, because a model is loading, the call is sent there once more and
+ * waits there for up to `loadWaitMs`: `metadata` says so. A call that was lost, because the connection broke under it or its scheduler ended it UNAVAILABLE in
  * mid-stream, is sent again for up to `failoverTimeoutMs`.
  */
 export class Attempts {
@@ -103,14 +106,20 @@ export class Attempts {
   #lostAt;
   #losses = 0; // since something was received
   #waitMs = MIN_WAIT_MS;
+  #loadWaitMs;
+  /** @type {number | undefined} */
+  #loads; // address of a scheduler that had no executor yet
+  /** @type {Record<string, string>} */
+  metadata = {}; // of this attempt
 
   /**
    * @param {Rotation} rotation
    * @param {number} now
-   * @param {{ timeoutMs?: number, failoverTimeoutMs: number }} limits
+   * @param {{ timeoutMs?: number, failoverTimeoutMs: number, loadWaitMs?: number }} limits
    */
-  constructor(rotation, now, { timeoutMs, failoverTimeoutMs }) {
+  constructor(rotation, now, { timeoutMs, failoverTimeoutMs, loadWaitMs = 0 }) {
     this.#rotation = rotation;
+    this.#loadWaitMs = loadWaitMs;
     this.#deadline = timeoutMs === undefined ? Infinity : now + timeoutMs;
     this.#failoverTimeoutMs = failoverTimeoutMs;
     this.#untried = rotation.order(now);
@@ -154,8 +163,10 @@ export class Attempts {
     if (this.#isLost(error)) this.#lose(error, now);
     else if (this.#lostAt !== undefined && error.code === 'ALREADY_EXISTS') {
       // The attempt before this one: its scheduler has not noticed yet that we are gone.
-    } else if (this.#isRefusal(error)) this.#refusals.push(error);
-    else throw error;
+    } else if (this.#isRefusal(error)) {
+      this.#refusals.push(error);
+      if (error.reason === 'NOT_READY') this.#loads ??= this.address;
+    } else throw error;
     this.#answered = false;
     const next = this.#untried.shift();
     if (next === undefined) return this.#nextRound(error, now);
@@ -203,7 +214,13 @@ export class Attempts {
   #nextRound(error, now) {
     const soonest = Math.min(...this.#refusals.map((one) => one.retryAfterMs ?? Infinity));
     const worst = this.#refusals.find((one) => (one.retryAfterMs ?? Infinity) === soonest) ?? error;
-    if (this.#lostAt === undefined) throw worst;
+    if (this.#lostAt === undefined) {
+      if (this.#loads === undefined || WAIT_KEY in this.metadata || this.#loadWaitMs <= 0) throw worst;
+      this.address = this.#loads;
+      this.#refusals = [];
+      this.metadata = { [WAIT_KEY]: String(Math.round(this.#loadWaitMs)) };
+      return 0;
+    }
     const left = this.#lostAt + this.#failoverTimeoutMs - now;
     if (left <= 0) throw worst;
     this.#untried = this.#rotation.order(now);

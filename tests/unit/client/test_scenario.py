@@ -10,7 +10,19 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from tests.scenario.__main__ import report
 from tests.scenario.matching import differences, sha256
-from tests.scenario.stage import LIAR, MORTAL, MUTE, NOBODY, PROXIES, STRIKES, TLS, TOKEN, UNKNOWN
+from tests.scenario.stage import (
+    BROKEN,
+    LIAR,
+    LOADING,
+    MORTAL,
+    MUTE,
+    NOBODY,
+    PROXIES,
+    STRIKES,
+    TLS,
+    TOKEN,
+    UNKNOWN,
+)
 from tests.scenario.steps import MAX_TRIES, SCENARIO, take_again
 
 OUTCOME: dict[str, Any] = {
@@ -18,7 +30,7 @@ OUTCOME: dict[str, Any] = {
     "ids": [1, 2],
     "text": "aé",
 }
-_SERVICES = {*MORTAL, LIAR, NOBODY, MUTE, UNKNOWN, *PROXIES, "full", "secured"}
+_SERVICES = {*MORTAL, BROKEN, LOADING, LIAR, NOBODY, MUTE, UNKNOWN, *PROXIES, "full", "secured"}
 _REQUESTS = {"score": pb.ScoreRequest, "embed": pb.EmbedRequest, "rerank": pb.RerankRequest}
 _FIELDS = {
     "name", "at", "call", "request", "text", "token_ids", "timeout_ms", "token", "tls", "failover_timeout_ms",

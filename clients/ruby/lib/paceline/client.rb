@@ -22,7 +22,7 @@ module Paceline
       raise ArgumentError, 'tls needs ca, and cert and key together' unless tls.nil? || whole?(tls)
 
       @failover_timeout = failover_timeout
-      @connections = Connections.new(found, token: token.to_s, tls: tls)
+      @connections = Connections.new(found, token: token.to_s, tls: tls, load_wait: failover_timeout)
     end
 
     # Closes the connections; calls under way end.

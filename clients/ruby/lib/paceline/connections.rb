@@ -33,8 +33,10 @@ module Paceline
 
     attr_reader :addresses
 
-    def initialize(addresses, token:, tls:)
+    # `load_wait`: how long a call waits for a model that is loading, in seconds.
+    def initialize(addresses, token:, tls:, load_wait: 0.0)
       @addresses = addresses
+      @load_wait = load_wait
       @metadata = token.empty? ? {} : { 'authorization' => "Bearer #{token}" }
       credentials = tls ? GRPC::Core::ChannelCredentials.new(tls[:ca], tls[:key], tls[:cert]) : :this_channel_is_insecure
       @channels = addresses.map { |address| GRPC::Core::Channel.new(address, OPTIONS, credentials) }
@@ -58,16 +60,18 @@ module Paceline
     end
 
     def attempts(timeout, failover_timeout)
-      Failover::Attempts.new(@rotation, Connections.now, timeout: timeout, failover_timeout: failover_timeout)
+      Failover::Attempts.new(@rotation, Connections.now, timeout: timeout, failover_timeout: failover_timeout,
+                                                         load_wait: @load_wait)
     end
 
     # Yields a call that `execute` begins; it has ended when the block has.
-    def call_to(address, method, request, timeout)
+    def call_to(address, method, request, timeout, metadata = {})
       deadline = timeout && (Time.now + timeout)
       call = @mutex.synchronize do
         raise Error.new('the client is closed', code: :UNAVAILABLE) if @closed
 
-        @stubs[address].public_send(method, request, metadata: @metadata, deadline: deadline, return_op: true)
+        @stubs[address].public_send(method, request, metadata: @metadata.merge(metadata), deadline: deadline,
+                                                    return_op: true)
                        .tap { |begun| @calls << begun }
       end
       yield call
@@ -80,7 +84,8 @@ module Paceline
     def call(method, request, timeout, failover_timeout = 0.0)
       attempts = attempts(timeout, failover_timeout)
       begin
-        reply = call_to(attempts.address, method, request, attempts.timeout(Connections.now), &:execute)
+        reply = call_to(attempts.address, method, request, attempts.timeout(Connections.now), attempts.metadata,
+                        &:execute)
         attempts.answered
         reply
       rescue GRPC::BadStatus, GRPC::Core::CallError => e

@@ -10,6 +10,8 @@ module Paceline
     # How long an address that could not be reached is tried last; doubles with each further failure.
     MIN_DOWN = 1.0
     MAX_DOWN = 8.0
+    # Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading.
+    WAIT_KEY = 'paceline-wait-ms'
     # Between two rounds through all addresses; doubles each round, unless a scheduler gives a hint.
     MIN_WAIT = 0.1
     MAX_WAIT = 1.0
@@ -61,16 +63,20 @@ module Paceline
     # One call's attempts; `address` is the current one's.
     #
     # A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when all have
-    # refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended the call
-    # UNAVAILABLE in mid-stream) is repeated at once on each other address, then on all of them for up to
-    # `failover_timeout`.
+    # refused, the error is the caller's. But if one of them has no executor yet, because a model is loading, the call
+    # is sent there once more and waits there for up to `load_wait`: `metadata` says so. A lost attempt (the connection
+    # broke, or the scheduler ended the call UNAVAILABLE in mid-stream) is repeated at once on each other address, then
+    # on all of them for up to `failover_timeout`.
     class Attempts
-      attr_reader :address
+      attr_reader :address, :metadata
 
-      def initialize(rotation, now, timeout:, failover_timeout:)
+      def initialize(rotation, now, timeout:, failover_timeout:, load_wait: 0.0)
         @rotation = rotation
         @deadline = timeout && (now + timeout)
         @failover_timeout = failover_timeout
+        @load_wait = load_wait
+        @loads = nil # address of a scheduler that had no executor yet
+        @metadata = {} # of the current attempt
         @address, *@untried = rotation.order(now)
         @answered = false # the current attempt has received a message
         @refusals = [] # in this round through the addresses
@@ -105,6 +111,7 @@ module Paceline
           # The lost attempt: its scheduler has not noticed yet that we are gone.
         elsif error.retryable? && !@answered
           @refusals << error
+          @loads ||= @address if error.reason == 'NOT_READY'
         else
           raise error
         end
@@ -138,6 +145,8 @@ module Paceline
 
       def next_round(error, now)
         for_caller = @refusals.min_by { |one| one.retry_after || Float::INFINITY } || error
+        return wait_for_model if @lost_at.nil? && @loads && @metadata.empty? && @load_wait.positive?
+
         left = @lost_at ? @lost_at + @failover_timeout - now : 0.0
         raise for_caller if left <= 0
 
@@ -148,6 +157,13 @@ module Paceline
         @wait = [2 * @wait, MAX_WAIT].min
         @refusals = []
         wait
+      end
+
+      def wait_for_model
+        @address = @loads
+        @refusals = []
+        @metadata = { WAIT_KEY => (@load_wait * 1000).round.to_s }
+        0.0
       end
     end
   end

@@ -107,7 +107,7 @@ module Paceline
     def replies(&block)
       now = Connections.now
       request = @resumable.attempt(now)
-      @connections.call_to(@attempts.address, :generate, request, @attempts.timeout(now)) do |call|
+      @connections.call_to(@attempts.address, :generate, request, @attempts.timeout(now), @attempts.metadata) do |call|
         @call = call
         raise cancelled if @cancelled
 

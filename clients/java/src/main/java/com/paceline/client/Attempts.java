@@ -12,8 +12,10 @@ import java.util.Optional;
  * The attempts of one call. No I/O: time is passed in, in milliseconds.
  *
  * <p>A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address; when all have
- * refused, the error is the caller's. A lost attempt (the connection broke, or the scheduler ended the call UNAVAILABLE
- * in mid-stream) is repeated at once on each other address, then on all of them for up to the failover timeout.
+ * refused, the error is the caller's. But if one of them has no executor yet, because a model is loading, the call is
+ * sent there once more and waits there. A lost attempt (the connection broke, or the scheduler ended the call
+ * UNAVAILABLE in mid-stream) is repeated at once on each other address, then on all of them for up to the failover
+ * timeout.
  */
 final class Attempts {
   /** Between two rounds through all addresses; doubles each round, unless a scheduler gives a hint. */
@@ -36,9 +38,14 @@ final class Attempts {
   private Optional<Long> lostAt = Optional.empty();
   private int losses; // in a row, since the last message
   private long waitMs = MIN_WAIT_MS;
+  private final long loadWaitMs;
+  private Optional<Integer> loads = Optional.empty(); // address of a scheduler that had no executor yet
+  private boolean waits; // the current attempt waits for its model
 
-  Attempts(Rotation rotation, long now, Optional<Duration> timeout, Duration failoverTimeout) {
+  Attempts(
+      Rotation rotation, long now, Optional<Duration> timeout, Duration failoverTimeout, Duration loadWait) {
     this.rotation = rotation;
+    loadWaitMs = loadWait.toMillis();
     deadline = timeout.map(length -> now + length.toMillis());
     failoverTimeoutMs = failoverTimeout.toMillis();
     untried = rotation.order(now);
@@ -48,6 +55,11 @@ final class Attempts {
   /** Of the current attempt. */
   int address() {
     return address;
+  }
+
+  /** How long the current attempt waits at its scheduler for a model that is loading; 0: not at all. */
+  long loadWaitMs() {
+    return waits ? loadWaitMs : 0;
   }
 
   /** The rest of the caller's timeout. Throws PacelineException at its end. */
@@ -82,6 +94,9 @@ final class Attempts {
       // The lost attempt: its scheduler has not noticed yet that we are gone.
     } else if (error.isRetryable() && !answered) {
       refusals.add(error);
+      if (error.reason().equals("NOT_READY") && loads.isEmpty()) {
+        loads = Optional.of(address);
+      }
     } else {
       throw error;
     }
@@ -120,6 +135,12 @@ final class Attempts {
   private long nextRound(PacelineException error, long now) {
     PacelineException forCaller =
         refusals.stream().min(Comparator.comparing(one -> one.retryAfter().orElse(FOR_EVER))).orElse(error);
+    if (lostAt.isEmpty() && loads.isPresent() && !waits && loadWaitMs > 0) {
+      address = loads.get();
+      refusals.clear();
+      waits = true;
+      return 0;
+    }
     long leftMs = lostAt.map(since -> since + failoverTimeoutMs - now).orElse(0L);
     if (leftMs <= 0) {
       throw forCaller;

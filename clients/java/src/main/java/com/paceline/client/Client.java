@@ -250,7 +250,7 @@ public final class Client implements AutoCloseable {
   }
 
   private Attempts attempts(Duration timeout, Duration failoverTimeout) {
-    return new Attempts(rotation, nowMs(), Optional.ofNullable(timeout), failoverTimeout);
+    return new Attempts(rotation, nowMs(), Optional.ofNullable(timeout), failoverTimeout, this.failoverTimeout);
   }
 
   /** Sends a unary call until a scheduler answers it. */
@@ -262,7 +262,7 @@ public final class Client implements AutoCloseable {
       boolean reached = false;
       try {
         reached = connection.connect(attempts.timeoutMs(nowMs()));
-        T reply = send.apply(connection.stub(attempts.timeoutMs(nowMs())));
+        T reply = send.apply(connection.stub(attempts.timeoutMs(nowMs()), attempts.loadWaitMs()));
         attempts.answered();
         return reply;
       } catch (StatusRuntimeException error) {

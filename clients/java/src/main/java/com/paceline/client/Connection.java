@@ -24,6 +24,9 @@ final class Connection {
   private static final Metadata.Key<String> AUTHORIZATION =
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
 
+  private static final Metadata.Key<String> WAIT =
+      Metadata.Key.of("paceline-wait-ms", Metadata.ASCII_STRING_MARSHALLER);
+
   private final ManagedChannel channel;
   private final SchedulerServiceBlockingStub stub;
 
@@ -50,6 +53,16 @@ final class Connection {
   /** For one call. */
   SchedulerServiceBlockingStub stub(Optional<Long> timeoutMs) {
     return timeoutMs.map(time -> stub.withDeadlineAfter(time, TimeUnit.MILLISECONDS)).orElse(stub);
+  }
+
+  /** For one call that waits at the scheduler for a model that is loading; 0: it does not. */
+  SchedulerServiceBlockingStub stub(Optional<Long> timeoutMs, long loadWaitMs) {
+    if (loadWaitMs <= 0) {
+      return stub(timeoutMs);
+    }
+    Metadata headers = new Metadata();
+    headers.put(WAIT, Long.toString(loadWaitMs));
+    return stub(timeoutMs).withInterceptors(MetadataUtils.newAttachHeadersInterceptor(headers));
   }
 
   /**

@@ -150,7 +150,8 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
     reached = false;
     reached = connection.connect(attempts.timeoutMs(now));
     Optional<Long> left = attempts.timeoutMs(Client.nowMs());
-    context.run(() -> replies = connection.stub(left).generate(request));
+    long loadWaitMs = attempts.loadWaitMs();
+    context.run(() -> replies = connection.stub(left, loadWaitMs).generate(request));
   }
 
   /** Waits until the attempt after the failed one. Throws the error for the caller if there is none. */
