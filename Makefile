@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+# One environment, installed in two steps: what serving needs, and on top of it what developing needs.
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
@@ -11,15 +13,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint kernels format protos bench bench-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint wheel kernels format protos bench bench-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## From nothing to eight prompts streaming at once
+demo: $(SERVING) ## From nothing to eight prompts streaming at once
 	@$(BIN)/paceline demo
 
-serve: $(STAMP) ## Serve the default model until Ctrl-C (ARGS="--port 50060" ...)
+serve: $(SERVING) ## Serve the default model until Ctrl-C (ARGS="--port 50060" ...)
 	@$(BIN)/paceline serve $(ARGS)
 
 # Processes of services come first and wait now and then, unit tests come last and fill both cores.
@@ -31,6 +33,9 @@ test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print 
 
 test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/commands tests/gpu -m commands --numprocesses 2 --dist worksteal $(ARGS)
+
+wheel: $(STAMP) ## Build the wheel into dist/, the same bytes each time (pipx install "$$(ls dist/*.whl)[all]")
+	.ci/build-wheel $(BIN) dist
 
 test-wheel: $(STAMP) ## Install the wheel into an empty environment and run a stranger's tests there
 	.ci/check-wheel $(BIN)
@@ -57,7 +62,7 @@ lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/lint-imports
 	.ci/check-protos $(BIN)
 
-kernels: $(STAMP) ## Compile all CPU kernels into the cache, which takes a minute of one core
+kernels: $(SERVING) ## Compile all CPU kernels into the cache, which takes a minute of one core
 	$(BIN)/python -m executor_service.backends.torch_backend.cpu.threads.compile_all
 
 format: $(STAMP) ## Rewrite the code in the common style
@@ -99,15 +104,17 @@ gpu-wheels: $(STAMP) ## Fetch into gpu-wheels/ what `make bench-gpu` needs where
 
 model: $(MODEL) ## Fetch the default model (98 MB, checksum verified)
 
-install: $(STAMP) ## Make the virtual environment
+install: $(STAMP) ## Install what developing needs, as all targets but demo, serve, kernels and model do
 
-$(MODEL): | $(STAMP)
+$(MODEL): | $(SERVING)
 	@$(BIN)/paceline pull --directory $(@D)
 
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Paceline needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+$(SERVING): pyproject.toml constraints.txt
+	@.ci/set-up "$(PYTHON)" $(VENV) all serving
+	@touch $@
+
+$(STAMP): $(SERVING)
+	@.ci/set-up "$(PYTHON)" $(VENV) dev developing
 	@touch $@
 
 clean: ## Remove what was made, but for the model

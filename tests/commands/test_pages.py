@@ -34,6 +34,8 @@ ANSWER = """{"pattern": ".", "text": "Paris."}\n"""
 ELSEWHERE = {
     "make": "steps of .ci/run",
     "pip": "the package is installed from this tree, by make install",
+    "pipx": "as pip",
+    "uv": "as pip",
 }
 READ = [Page.read(path) for path in PAGES]
 COMMANDS = sorted(

@@ -14,10 +14,19 @@ from tests.support.checkout import ROOT
 pytestmark = pytest.mark.commands
 
 
+def built(directory: Path) -> Path:
+    """The wheel of this tree, as `make wheel` builds it."""
+    subprocess.run([ROOT / ".ci" / "build-wheel", Path(sys.executable).parent, directory], check=True)
+    (wheel,) = directory.glob("paceline-*.whl")
+    return wheel
+
+
+def test_the_same_tree_gives_the_same_wheel(tmp_path: Path) -> None:
+    assert built(tmp_path / "one").read_bytes() == built(tmp_path / "two").read_bytes()
+
+
 def test_the_wheel_has_the_protos_that_stubs_are_generated_from(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("paceline-*.whl")
+    wheel = built(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     packed = tmp_path / "installed" / "paceline" / "protos"

