@@ -26,7 +26,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from executor_service.backends.torch_backend.cuda.attention.attention import Pipelines, attention_launches
+from executor_service.backends.torch_backend.cuda.attention.attention import attention_launches
+from executor_service.backends.torch_backend.cuda.attention.pipelines import (
+    AttentionDevice,
+    Multiprocessor,
+    Pipelines,
+)
 from executor_service.backends.torch_backend.cuda.attention.rotary import rotary_launch
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import TILE_FIELDS, AdaptedTokens
@@ -77,6 +82,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
+_SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
 DEPENDENT = 90
 """The architecture with dependent launches; some shapes' kernels are compiled for them once each."""
 _MORE_REGISTERS = 4  # of a thread, in dependent launches, at most
@@ -86,7 +92,6 @@ MEMORY_BYTES_PER_S = {80: 2.04e12, 86: 0.94e12, 89: 1.01e12, 90: 3.35e12}
 LATENCY_S = 1e-6
 """From a load to its bytes while memory is busy, not less. Memory stays busy while at least this time's bytes
 are on their way (Little's law)."""
-_REGISTERS = 65536  # of a multiprocessor
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
     torch.int64: "i64",
@@ -130,7 +135,10 @@ class Shape:
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
 SHAPES = [Shape(9, 3, 64, vocabulary=49_152), Shape(32, 8, 128)]
 # Of which attention alone differs: Mistral-7B-v0.1, Gemma 3 1B and 4B
-ATTENTION_SHAPES = [Shape(32, 8, 128, window=4096), Shape(4, 1, 256, window=512), Shape(8, 4, 256)]
+ATTENTION_SHAPES = [
+    Shape(32, 8, 128, window=4096), Shape(4, 1, 256, window=512), Shape(8, 4, 256),
+    Shape(8, 4, 256, torch.float32),
+]  # fmt: skip
 # Of which attention and what writes pages differ
 PAGE_SHAPES = [Shape(32, 8, 128, pages=pages) for pages in LARGEST]
 MORE_PAGE_SHAPES = [
@@ -235,9 +243,9 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     tiling = Tiling.of(shape.heads // shape.kv_heads, shape.dtype, shape.head_dim)
     short, long = (Work(items, numbers, how) for _, how in tiling.classes)
     rows = AttentionRows(shape.window, numbers, short, long)
-    pipelines, scale = Pipelines.of(SHARED_BYTES[architecture] + 1024), shape.head_dim**-0.5
+    device = AttentionDevice(Pipelines.of(SHARED_BYTES[architecture] + 1024), lambda _: 1)
     q = heads[:, : shape.heads]
-    made = attention_launches(out, q, shape.cache(), rows, numbers, scale, pipelines)
+    made = attention_launches(out, q, shape.cache(), rows, numbers, shape.head_dim**-0.5, device)
     yield from zip(("attention, short", "attention, long"), made, strict=True)
 
 
@@ -425,10 +433,9 @@ def main(shapes: list[Shape]) -> int:
 
 def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
     """How many programs of this kernel a multiprocessor runs at once."""
-    registers = -(-made.registers // 8) * 8 * 32 * launch.warps
-    by_shared = (SHARED_BYTES[architecture] + 1024) // (made.shared_bytes + 1024)  # 1 KiB is the system's
-    warps = 48 if architecture in (86, 89) else 64
-    return min(_REGISTERS // registers, by_shared, warps // launch.warps)
+    threads = 1536 if architecture in (86, 89) else 2048
+    processor = Multiprocessor(SHARED_BYTES[architecture] + 1024, threads)
+    return processor.programs(made.registers, made.shared_bytes, launch.warps)
 
 
 def _blocks(launch: Launch) -> int:
@@ -474,15 +481,14 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return "it has no matrix instructions"
     if not name.startswith("attention"):
         return "it reads factors two bytes at a time" if made.narrow_loads else ""
-    pipelines, is_long = Pipelines.of(SHARED_BYTES[architecture] + 1024), name == "attention, long"
+    is_long = name == "attention, long"
     buffers = BUFFERS[architecture][is_long]
     if shape.pages is not None:
         buffers = min(buffers, _CONVERTED_BUFFERS)
     if made.buffers < buffers or not made.ahead:
         return "it loads too few tiles of keys ahead"
-    how = pipelines.long if is_long else pipelines.short
-    if _programs(architecture, launch, made) < how.resident_over(shape.pages or shape.dtype):
-        return "fewer programs run at once than are launched"
+    if _programs(architecture, launch, made) < (1 if is_long else _SHORT_PROGRAMS):
+        return "too few programs run at once"
     return ""
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor_service.backends.torch_backend.cuda.attention import attention
-from executor_service.backends.torch_backend.cuda.attention.attention import Pipelines
+from executor_service.backends.torch_backend.cuda.attention.pipelines import AttentionDevice, Pipelines
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
@@ -37,6 +37,7 @@ from tests.support.untyped import present
 
 DEVICE = torch.device("cuda:0")
 PROCESSORS = 132
+_LIKE_90 = AttentionDevice(Pipelines.of(228 << 10), lambda _: 3)
 _aten = torch.ops.aten
 
 
@@ -163,7 +164,7 @@ def fake_device() -> Iterator[None]:
     """Inside, CUDA tensors are fake ones, and launches are checked instead of made."""
     with (
         mock.patch.object(Launch, "run", _check_launch),
-        mock.patch.object(attention, "pipelines_of", return_value=Pipelines.of(228 << 10)),
+        mock.patch.object(attention, "attention_device", return_value=_LIKE_90),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
         FakeTensorMode(allow_non_fake_inputs=False),
         torch.inference_mode(),

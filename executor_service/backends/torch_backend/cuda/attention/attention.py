@@ -15,86 +15,27 @@ theirs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.attention.page_scales import scales_of_word
+from executor_service.backends.torch_backend.cuda.attention.pipelines import (
+    MIN_SIDE,
+    AttentionDevice,
+    attention_device,
+)
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, MAX_PART, AttentionRows
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import LARGEST, scale_words
+from executor_service.backends.torch_backend.ops.page_format import scale_words
 
 MAX_HEAD_DIM = 256  # more would not fit into registers with these tiles
-_CONVERTING = 2  # programs at once that convert pages of 8 bits
-_MIN_SIDE = 16  # lines, and columns, of a matrix instruction
 _LOG2_E = 1.4426950408889634
 
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """How the items of one class of rows are computed.
-
-    `stages` are Triton's. K and V can only be loaded when the lookup of their pages is done, which takes some
-    of the stages: 9 leave four buffers of K and V, 7 three, 5 two, and 3 only one, so that nothing is loaded
-    ahead. Tests compile the kernels and count the buffers.
-    """
-
-    tile_bytes: int  # of K, and as much of V, in q's dtype
-    warps: int
-    stages: int
-    resident: int  # programs that a multiprocessor runs at once
-    merge_stages: int = 1
-    merge_columns: int = 32  # of a head, merged at once
-
-    def resident_over(self, pages: torch.dtype) -> int:
-        """The same for pages of this dtype: to convert those of 8 bits takes registers."""
-        return min(self.resident, _CONVERTING) if pages in LARGEST else self.resident
-
-
-@dataclass(frozen=True, slots=True)
-class Pipelines:
-    """The pipelines of short and of long rows."""
-
-    short: Pipeline
-    long: Pipeline
-
-    @classmethod
-    def of(cls, shared_bytes: int) -> Pipelines:
-        """For devices whose multiprocessors have so much shared memory."""
-        return next(pipelines for least, pipelines in _PIPELINES if shared_bytes >= least << 10)
-
-
-_PIPELINES = (  # by KiB of shared memory
-    # compute capability 9.0 and 10.0
-    (
-        228,
-        Pipelines(
-            Pipeline(8192, 4, 9, resident=3, merge_stages=4, merge_columns=128),
-            Pipeline(16384, 8, 7, resident=1),
-        ),
-    ),
-    # 8.0
-    (
-        164,
-        Pipelines(
-            Pipeline(8192, 4, 9, resident=2, merge_stages=4, merge_columns=128),
-            Pipeline(8192, 8, 7, resident=1),
-        ),
-    ),
-    # 8.6, 8.9 and 12.0
-    (
-        0,
-        Pipelines(
-            Pipeline(8192, 4, 5, resident=2, merge_stages=4, merge_columns=128),
-            Pipeline(8192, 8, 7, resident=1),
-        ),
-    ),
-)
 
 _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf would be NaN
 
@@ -287,8 +228,7 @@ def paged_attention(
     if q.stride()[1:] != (head_dim, 1) or not (cache.k.is_contiguous() and cache.v.is_contiguous()):
         raise ValueError("K, V and the heads of each token in q have to be contiguous")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
-    pipelines = pipelines_of(q.device)
-    for launch in attention_launches(out, q, cache, rows, arrivals, scale, pipelines):
+    for launch in attention_launches(out, q, cache, rows, arrivals, scale, attention_device(q.device)):
         launch.run()
     return out
 
@@ -301,14 +241,6 @@ def new_arrivals(kv_heads: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(MAX_PART * kv_heads, dtype=torch.int32, device=device)
 
 
-@cache
-def pipelines_of(device: torch.device) -> Pipelines:
-    """The pipelines for a device; without CUDA, where kernels are interpreted, those of large ones."""
-    if device.type != "cuda":
-        return Pipelines.of(1 << 20)
-    return Pipelines.of(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
-
-
 def attention_launches(
     out: torch.Tensor,
     q: torch.Tensor,
@@ -316,28 +248,28 @@ def attention_launches(
     rows: AttentionRows,
     arrivals: torch.Tensor,
     scale: float,
-    pipelines: Pipelines,
+    device: AttentionDevice,
 ) -> Iterator[Launch]:
     """The launches of `paged_attention`, in their order: short rows, long rows, a part at a time."""
     heads, head_dim = q.shape[1:]
     _, page_size, kv_heads, _ = cache.k.shape
-    group, columns = heads // kv_heads, max(power_of_two(head_dim), _MIN_SIDE)
+    group, columns = heads // kv_heads, max(power_of_two(head_dim), MIN_SIDE)
     inputs: Arguments = {
         "out": out, "q": q, "k_pages": cache.k, "v_pages": cache.v, "scales": scale_words(cache),
         "tables": rows.tables, "arrivals": arrivals,
         "score_scale": scale * _LOG2_E, "q_stride": q.stride(0),
     }  # fmt: skip
-    for work, how in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
+    pipelines = device.pipelines
+    for work, pipeline in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
         slots = work.slots
         if not slots:
             continue
+        how = pipeline.of_heads(columns, q.element_size())
         used, programs = work.cut.block * group, slots * kv_heads
-        if rows.processors:
-            programs = min(programs, rows.processors * how.resident_over(cache.k.dtype))
         partial_out = torch.empty(slots, kv_heads, used, head_dim, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(slots, kv_heads, used, dtype=torch.float32, device=q.device)
         for part in range(len(work.bounds) - 1):
-            yield Launch(
+            launch = Launch(
                 _attention_kernel,
                 (programs, 1, 1),
                 inputs
@@ -348,11 +280,14 @@ def attention_launches(
                 {
                     "group": group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
                     "window": rows.window,
-                    "block_tokens": work.cut.block, "lines": max(power_of_two(used), _MIN_SIDE),
-                    "columns": columns, "tile": min(64, how.tile_bytes // (columns * q.element_size())),
+                    "block_tokens": work.cut.block, "lines": max(power_of_two(used), MIN_SIDE),
+                    "columns": columns, "tile": how.tile(columns, q.element_size()),
                     "split_tokens": work.cut.split, "item_fields": ITEM_FIELDS,
                     "merge_columns": min(columns, how.merge_columns), "merge_stages": how.merge_stages,
                 },
                 warps=how.warps,
                 stages=how.stages,
             )  # fmt: skip
+            if rows.processors:
+                programs = min(programs, rows.processors * device.resident(launch))
+            yield replace(launch, grid=(programs, 1, 1))

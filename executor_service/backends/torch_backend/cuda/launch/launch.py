@@ -38,10 +38,19 @@ class Launch:
 
     def run(self) -> None:
         """Enqueue the kernel on the current stream, dependently within `dependent_launches`."""
+        self.kernel[self.grid](**self.arguments, **self.constants, **self._options())
+
+    def compiled(self) -> Any:
+        """The kernel that `run` would launch, compiled and loaded; it has `n_regs` and `metadata`."""
+        made = self.kernel.warmup(grid=self.grid, **self.arguments, **self.constants, **self._options())
+        made._init_handles()
+        return made
+
+    def _options(self) -> dict[str, int]:
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if _dependent.get():
             options["launch_pdl"] = True
-        self.kernel[self.grid](**self.arguments, **self.constants, **options)
+        return options
 
 
 def power_of_two(n: int) -> int:
