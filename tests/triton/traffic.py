@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
+from math import log
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Traffic:
 
     speculation: bool
     clients: int = 64
+    prompt: int = 300  # tokens of the first one of a conversation, median
     seed: int = 1
     _now: float = 0.0
     _turns: list[_Turn] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Traffic:
             plan = self._core.plan(self._now) if len(pending) < 2 else None
             if plan is not None:
                 rows, answer = self._compute(plan)
-                seconds = _seconds(rows) if rows is not None else 0.0
+                seconds = seconds_of(rows) if rows is not None else 0.0
                 begins = max(self._now, pending[-1][0]) if pending else self._now
                 answer.compute_s = seconds
                 pending.append((begins + seconds, seconds, answer))
@@ -104,7 +106,9 @@ class Traffic:
         said, rng = self._conversations[client], self._rng
         if not said or rng.random() > _GOES_ON or len(said) > CONTEXT // 2:
             said = []
-            asked = self._words(min(max(int(rng.lognormvariate(5.7, 0.8)), 20), 4000))
+            asked = self._words(
+                min(max(int(rng.lognormvariate(log(self.prompt), 0.8)), 20), 13 * self.prompt)
+            )
         else:
             asked = self._words(rng.randint(10, 150))
         prompt = said + asked
@@ -184,7 +188,7 @@ class Traffic:
         return RowAnswer(cache.kv, said[: accepted + 1])
 
 
-def _seconds(rows: StepRows) -> float:
+def seconds_of(rows: StepRows) -> float:
     """15.1 GB and 147,456 bytes a key at 3 TB/s, or 2 x 8.2e9 operations a token at 790 TFLOP/s."""
     keys, tokens = int((rows.starts + rows.counts).sum()), int(rows.counts.sum())
     return 1.2 * max((15.1e9 + 147_456 * keys) / 3e12, 2 * 8.2e9 * tokens / 790e12) + 4e-4

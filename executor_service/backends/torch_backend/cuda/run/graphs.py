@@ -29,11 +29,15 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
 _SHORT_TOKENS = (
     1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-_LONG_TOKENS = (24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+_LONG_TOKENS = (
+    24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024,
+    1152, 1280, 1536, 1792, 2048,  # decodes beside a chunk or two of 1,024 tokens
+)  # fmt: skip
 _LONG_OUTPUTS = (64, 256)  # of steps with long rows: few of their tokens are sampled
+_MANY_TOKENS = 640  # of a step whose head costs little, whatever its outputs are: it has one graph
 # Of steps with adapters, which have fewer graphs and more padding.
 _ADAPTED_SHORT_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_ADAPTED_LONG_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_ADAPTED_LONG_TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048)
 _ADAPTED_LONG_OUTPUTS = 256
 # The cost of a step, as a number of tokens. Figures are those of an 8B model in bf16 on an H100, where 256
 # tokens take as long to compute as weights to read, and the launches of a step without a graph as long as 256
@@ -171,7 +175,11 @@ def shapes_of(
         )
 
     shapes = [shape(n, n, long=False) for n in _SHORT_TOKENS]
-    shapes += [shape(n, min(n, outputs), long=True) for n in _LONG_TOKENS for outputs in _LONG_OUTPUTS]
+    shapes += [
+        shape(n, min(n, outputs), long=True)
+        for n in _LONG_TOKENS
+        for outputs in (_LONG_OUTPUTS if n < _MANY_TOKENS else _LONG_OUTPUTS[-1:])
+    ]
     if slots:
         shapes += [shape(n, n, long=False, slots=slots) for n in _ADAPTED_SHORT_TOKENS]
         outputs = _ADAPTED_LONG_OUTPUTS
