@@ -244,7 +244,9 @@ class TorchBackend:
         return live
 
     def close(self) -> None:
-        """Free weights, KV storage and threads."""
+        """Free graphs, weights, KV storage and threads."""
+        if self._runner is not None:
+            self._runner.close()
         if self._model is not None:
             self._model.kernels.close()
         self._model, self._caches, self._runner, self._adapters = None, [], None, None

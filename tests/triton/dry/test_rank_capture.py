@@ -22,7 +22,7 @@ class FakeGroup(Group):
     """A rank of a group in which the others are missing, and nothing waits for them."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.timeout_s = rank, ranks, 60.0
         self._steps = dist.new_group(backend="fake")
 
 

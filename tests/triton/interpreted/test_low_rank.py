@@ -126,7 +126,7 @@ class Rank:
     """What a shard asks its group."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.ranks = rank, 2
+        self.rank, self.ranks, self.timeout_s = rank, 2, 60.0
 
 
 def test_the_parts_of_two_ranks_are_those_of_the_whole() -> None:

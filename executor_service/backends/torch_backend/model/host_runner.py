@@ -50,6 +50,9 @@ class HostRunner:
         with torch.inference_mode():
             copy_keys_and_values(self._caches, source, target)
 
+    def close(self) -> None:
+        """Do nothing: nothing is captured."""
+
     def _launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         order = by_slot(rows)
         if order is None:

@@ -32,6 +32,9 @@ class Runner(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """As `Backend.copy_page`."""
 
+    def close(self) -> None:
+        """Forget what was captured: a group of ranks can't be left while graphs have its collectives."""
+
 
 def tell_nobody(pack: Callable[[], Numbers]) -> None:
     """There are no other ranks."""

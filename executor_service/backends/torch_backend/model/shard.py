@@ -21,6 +21,7 @@ class Shard(Protocol):
     """One rank's part. All ranks make the same calls in the same order."""
 
     rank: int  # rank 0 returns the outputs
+    timeout_s: float | None  # how long a rank may keep the others waiting; None: there are no others
 
     def loading(self) -> AbstractContextManager[None]:
         """A context around loading; raises ModelError at its end if any rank failed to load."""
@@ -69,6 +70,7 @@ class Whole:
     """The shard of a single process: the whole model."""
 
     rank = 0
+    timeout_s: float | None = None
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -40,7 +40,7 @@ class Group:
         self, rank: Rank, device: torch.device, timeout_s: float, listener: socket.socket | None = None
     ) -> None:
         """Wait for all ranks. `listener`: rank 0's socket, where no launcher (torchrun) started the ranks."""
-        self.rank, self.ranks = rank.number, rank.ranks
+        self.rank, self.ranks, self.timeout_s = rank.number, rank.ranks, timeout_s
         if rank.host == LOOPBACK:  # all ranks are on this machine: refuse connections from others
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if device.type == "cuda":

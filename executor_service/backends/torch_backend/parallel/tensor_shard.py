@@ -24,6 +24,7 @@ class TensorShard:
 
     def __init__(self, group: Group) -> None:
         self.rank = group.rank
+        self.timeout_s: float | None = group.timeout_s
         self._group = group
         self._cut: Cut
 

@@ -48,6 +48,7 @@ from executor_service.backends.torch_backend.cuda.picking.late_picks import Late
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, shapes_of
 from executor_service.backends.torch_backend.cuda.run.launched_step import LaunchedStep
+from executor_service.backends.torch_backend.cuda.run.step_event import StepEvent
 from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
@@ -96,7 +97,7 @@ class DeviceRunner:
         self._history = TokenPages(caches[0].k.shape[0], page_size, self._device)
         self._late = LatePicks(model, self._history, self._ends, self._shard, tell)
         self._hosts = HostBuffers(self._device)
-        self._repeated = RepeatedSteps(self._device, self._hosts)
+        self._repeated = RepeatedSteps(self._device, self._hosts, self._shard.timeout_s)
 
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         vocabulary = self._shard.whole_vocabulary(self._model.spec.vocab_size)
@@ -111,7 +112,8 @@ class DeviceRunner:
             step = HostStep(rows, self._page_size, self._tiling)
             self._tell(lambda: np.append(np.int32(Told.STEP), step.pack()))
             picked, host = self._run(step)
-            return LaunchedStep(self._model, self._late, rows, picked, step, self._hosts, host)
+            timeout_s = self._shard.timeout_s
+            return LaunchedStep(self._model, self._late, rows, picked, step, self._hosts, host, timeout_s)
 
     def repeat(self, told: Numbers) -> None:
         numbers = told[1:]
@@ -128,6 +130,9 @@ class DeviceRunner:
         with torch.inference_mode():
             copy_keys_and_values(self._caches, source, target)
             self._history.copy(source, target)
+
+    def close(self) -> None:
+        self._graphs.close()
 
     @property
     def _slot_count(self) -> int:
@@ -188,21 +193,21 @@ def _host_numbers(shape: StepShape) -> int:
 class RepeatedSteps:
     """Gives the steps' host buffers back once the device is done with them."""
 
-    def __init__(self, device: torch.device, hosts: HostBuffers) -> None:
-        self._device, self._hosts = device, hosts
-        self._steps: deque[tuple[torch.cuda.Event | None, HostBuffer]] = deque()
+    def __init__(self, device: torch.device, hosts: HostBuffers, timeout_s: float | None) -> None:
+        """`timeout_s`: as in `Shard`."""
+        self._device, self._hosts, self._timeout_s = device, hosts, timeout_s
+        self._steps: deque[tuple[StepEvent, HostBuffer]] = deque()
         self.last: Picked
         """The results of the step that was added last."""
 
     def add(self, picked: Picked, host: HostBuffer) -> None:
-        """A step that was started, and its buffer of `hosts`; waits for an earlier one if there are many."""
-        self.last, done = picked, None
-        if self._device.type == "cuda":
-            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            done.record()
-        self._steps.append((done, host))
+        """A step that was started, and its buffer of `hosts`; waits for an earlier one if there are many.
+
+        Raises TimeoutError if that takes too long.
+        """
+        self.last = picked
+        self._steps.append((StepEvent(self._device, self._timeout_s), host))
         if len(self._steps) > _UNFINISHED:
             done, host = self._steps.popleft()
-            if done is not None:
-                done.synchronize()
+            done.wait()
             self._hosts.give_back(host)

@@ -58,6 +58,9 @@ class Captured(Protocol):
     def replay(self) -> None:
         """Enqueue the step again; `picked` then holds the results of this run."""
 
+    def close(self) -> None:
+        """Free the graph; it isn't replayed any more."""
+
 
 class CudaGraph:
     """A step as a CUDA graph. Graphs of one stream and pool share memory: each overwrites others' results."""
@@ -75,6 +78,9 @@ class CudaGraph:
     def replay(self) -> None:
         self._graph.replay()
 
+    def close(self) -> None:
+        self._graph.reset()
+
 
 class Rerun:
     """Replaces `CudaGraph` where there is no GPU: computes the step on the buffer again."""
@@ -85,6 +91,9 @@ class Rerun:
 
     def replay(self) -> None:
         self.picked = self._step(self._buffer)
+
+    def close(self) -> None:
+        pass
 
 
 class Graphs:
@@ -100,7 +109,7 @@ class Graphs:
 
         Forgets what was captured before, whose graphs read the buffer that is freed here.
         """
-        self._captured = {}
+        self.close()
         self.buffer = torch.zeros(max(map(numbers_of, shapes)), dtype=torch.int32, device=self._device)
         cuda = self._device.type == "cuda"
         # One stream for all: the allocator reuses memory only on the stream that it was allocated on.
@@ -118,6 +127,12 @@ class Graphs:
         if cuda:
             torch.cuda.synchronize(self._device)  # what is wrong with a graph is known before it is used
         progress("capturing CUDA graphs", 1.0)
+
+    def close(self) -> None:
+        """Free the graphs."""
+        for captured in self._captured.values():
+            captured.close()
+        self._captured = {}
 
     def _processors(self) -> int:
         if self._device.type != "cuda":

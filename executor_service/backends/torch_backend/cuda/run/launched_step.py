@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.backends.forward_rows import ForwardOutputs, others_of
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
@@ -15,6 +13,7 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import Pick
 from executor_service.backends.torch_backend.cuda.picking.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.run.prompt_vectors import PromptVectors, wants_vectors
+from executor_service.backends.torch_backend.cuda.run.step_event import StepEvent
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode
@@ -32,12 +31,13 @@ class LaunchedStep:
         step: HostStep,
         hosts: HostBuffers,
         host: HostBuffer,
+        timeout_s: float | None,
     ) -> None:
-        """`host`, of `hosts`, ends with room for the picks."""
+        """`host`, of `hosts`, ends with room for the picks; `timeout_s`: as in `Shard`."""
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
         self._hosts, self._host = hosts, host
-        self._device = picked.picks.device
-        self._done: torch.cuda.Event | None = None
+        self._device, self._timeout_s = picked.picks.device, timeout_s
+        self._done: StepEvent | None = None
         self._masks: Mapping[int, Masks | None] = {}  # that came later
         others = others_of(rows)
         self._answers: list[LateAnswers | PromptVectors | None] = []
@@ -62,15 +62,12 @@ class LaunchedStep:
         picks = self._picked.picks
         self._picks = self._host.picks(picks.shape[1])
         self._picks.copy_(picks, non_blocking=True)
-        # blocking: wait() sleeps instead of polling, and leaves the core to the thread that launches steps
-        self._done = torch.cuda.Event(blocking=True) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if self._done is not None:
-            self._done.record()
+        self._done = StepEvent(self._device, self._timeout_s)
 
     def wait(self) -> None:
+        """As `PendingForward.wait`. Raises TimeoutError."""
         if self._done is not None:
-            with torch.cuda.device(self._device):  # each thread has a current device of its own
-                self._done.synchronize()
+            self._done.wait()
 
     def outputs(self) -> Sequence[RowOutput]:
         self.wait()
