@@ -53,8 +53,10 @@ from executor_service.backends.torch_backend.cuda.linear.quantized import round_
 from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_launch
 from executor_service.backends.torch_backend.cuda.linear.routing import route_launch
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
+    Norm,
     few_rows_launch,
     few_scaled_rows_launch,
+    new_arrivals,
 )
 from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.picking.late_picks import publish_launch
@@ -308,9 +310,17 @@ def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         return torch.empty(n, k, dtype=dtype, device="meta")
 
     x, weight, out = new(rows, hidden), new(hidden, hidden), new(rows, hidden)
-    yield "few rows", few_rows_launch(x, weight, None, out, add=True)
+    arrivals, norm = new_arrivals(torch.device("meta")), Norm(new(1, hidden, torch.float32)[0], 1e-6)
+    yield "few rows", few_rows_launch(x, weight, None, out, arrivals, add=True)
+    bias, ups = new(1, hidden)[0], new(8 * hidden, hidden)
+    yield "few rows, normed", few_rows_launch(x, weight, bias, out, arrivals, norm=norm)
+    inner, silu = new(rows, 4 * hidden), Activation.SILU
+    yield "few rows, gate", few_rows_launch(x, ups, None, inner, arrivals, norm=norm, activation=silu)
+    narrow, down = new(rows, 1024), new(1024, hidden)
+    yield "few rows, in parts", few_rows_launch(x, down, None, narrow, arrivals, add=True)
+    yield "few rows, normed parts", few_rows_launch(x, down, None, narrow, arrivals, norm=norm)
     logits = new(rows, shape.vocabulary, torch.float32)
-    yield "few rows, head", few_rows_launch(x, new(shape.vocabulary, hidden), None, logits, add=False)
+    yield "few rows, head", few_rows_launch(x, new(shape.vocabulary, hidden), None, logits, arrivals)
     wide = torch.float32
     for form in (Int8(), Fp8()) if architecture >= 89 else (Int8(),):
         numbers, weight = new(form.digits * rows, hidden, form.dtype), new(hidden, hidden, form.dtype)
@@ -446,13 +456,14 @@ def _blocks(launch: Launch) -> int:
 def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
     """Of weights: how many a multiprocessor may have on their way in a product of few rows.
 
-    `ahead` counts tiles of weights and of rows. There are no more programs than outputs ask for.
+    `ahead` counts tiles of weights, of rows, and of their norm's weight. There are no more programs than
+    outputs ask for.
     """
     weight, constants = launch.arguments["weight"], launch.constants
     assert isinstance(weight, torch.Tensor)
     tile = constants["outputs"] * constants["inputs"] * weight.element_size()
     programs = min(_programs(architecture, launch, made), -(-_blocks(launch) // PROCESSORS[architecture]))
-    return programs * (made.ahead // 2) * tile
+    return programs * (made.ahead // (2 + constants.get("normed", 0))) * tile
 
 
 def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
@@ -463,7 +474,7 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return made.disorder
     if made.shared_bytes > SHARED_BYTES[architecture]:
         return "it does not fit into shared memory"
-    if name.startswith("attention") and not made.arrives:
+    if (name.startswith("attention") or "parts" in name) and not made.arrives:
         return "it may merge results that are not stored yet"
     if name.startswith("few rows"):
         needed = MEMORY_BYTES_PER_S[architecture] / PROCESSORS[architecture] * LATENCY_S

@@ -25,7 +25,7 @@ from tests.triton.dry.fake_device import Weights
 PAGES, PAGE = 16, 16
 STEP = {
     "_resolve_kernel", "_items_kernel", "_norm_kernel", "_few_rows_kernel", "_rotary_kernel",
-    "_attention_kernel", "_gated_kernel", "_survey_kernel", "_pick_kernel", "_accept_kernel",
+    "_attention_kernel", "_survey_kernel", "_pick_kernel", "_accept_kernel",
 }  # fmt: skip
 LATE = {"_count_kernel", "_penalize_kernel", "_publish_kernel"}
 """What rows with penalties launch behind the step."""

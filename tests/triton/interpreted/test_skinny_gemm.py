@@ -15,10 +15,14 @@ from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.linears import WideLinear
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     MAX_ROWS,
+    Norm,
     few_rows_launch,
     few_scaled_rows_launch,
+    new_arrivals,
 )
-from executor_service.backends.torch_backend.ops.kernels import PlainKernels
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.model.norms import Norms
+from executor_service.backends.torch_backend.ops.kernels import OfNormed, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 
 CPU = torch.device("cpu")
@@ -65,7 +69,7 @@ def test_products_equal_those_in_fp32_rounded_once(
         expected += bias
     if add:
         expected += out
-    few_rows_launch(x, weight, bias if biased else None, out, add=add).run()
+    few_rows_launch(x, weight, bias if biased else None, out, new_arrivals(CPU), add=add).run()
     exact = expected.to(dtype)
     # Sums that fall between two numbers may be rounded to either.
     assert (out == exact).float().mean() > 0.97
@@ -73,10 +77,73 @@ def test_products_equal_those_in_fp32_rounded_once(
     assert (behind[rows:] == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "parts"),
+    [(1, 16, 128, 1), (3, 19, 300, 1), (4, 40, 1090, 3), (2, 33, 2048, 8), (2, 24, 1300, 4)],
+)
+@pytest.mark.parametrize("activation", [None, *Activation])
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms_and_gates_in_a_product_are_those_in_fp32(
+    rows: int, n: int, k: int, parts: int, activation: Activation | None, *, biased: bool
+) -> None:
+    torch.manual_seed(rows)
+    x, bias = among_nan(rows, k, BF16), torch.randn(2 * n).to(BF16)
+    weight, norm, arrivals = (torch.randn(2 * n, k) / k**0.5).to(BF16), torch.rand(k) + 0.5, new_arrivals(CPU)
+    if activation is None:
+        weight, bias = weight[:n].contiguous(), bias[:n].contiguous()
+    out = torch.full((rows, n), torch.nan, dtype=BF16)
+    launch = few_rows_launch(
+        x, weight, bias if biased else None, out, arrivals, norm=Norm(norm, 1e-5), activation=activation
+    )
+    assert launch.grid[1] == parts
+    launch.run()
+    wide = x.double()
+    normed = norm * wide * (wide.pow(2).mean(1, keepdim=True) + 1e-5).rsqrt()
+    expected = normed @ weight.double().T + (bias if biased else 0)
+    if activation is not None:
+        gate, up = expected.chunk(2, 1)
+        expected = activation.of(gate) * up
+    torch.testing.assert_close(out.double(), expected, rtol=0.03, atol=0.03)
+    assert not arrivals.any()  # as the next launch needs them
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_parts_of_a_product_add_up_to_it(*, add: bool) -> None:
+    """Whatever the dtype, in each of several launches that share what counts the parts that are done."""
+    arrivals = new_arrivals(CPU)
+    for dtype, out_dtype in ((BF16, BF16), (torch.float16, torch.float16), (BF16, torch.float32)):
+        x, weight = torch.randn(3, 700).to(dtype), torch.randn(20, 700).to(dtype)
+        out = torch.randn(3, 20).to(out_dtype)
+        expected = x.double() @ weight.double().T + (out if add else 0)
+        launch = few_rows_launch(x, weight, None, out, arrivals, add=add)
+        assert launch.grid == (2, 3, 1)
+        launch.run()
+        torch.testing.assert_close(out, expected.to(out_dtype), rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [16, 960, 1024, 2048, 4096, 24_576])
+def test_products_have_programs_for_a_device_and_parts_that_follow_from_the_layer_alone(
+    n: int,
+) -> None:
+    for k in (576, 1024, 2048, 4096):
+        grids = set()
+        for rows in range(1, MAX_ROWS + 1):
+            x, out = (torch.empty(rows, size, dtype=BF16, device="meta") for size in (k, n))
+            weight = torch.empty(n, k, dtype=BF16, device="meta")
+            launch = few_rows_launch(x, weight, None, out, new_arrivals(CPU))
+            part = launch.constants["part"]
+            assert part * launch.grid[1] >= k > part * (launch.grid[1] - 1)
+            assert launch.grid[0] <= len(new_arrivals(CPU)) or launch.grid[1] == 1
+            grids.add(launch.grid)
+        assert len(grids) == 1
+        [(blocks, parts, _)] = grids
+        assert blocks * parts >= 128 or part <= 3 * 128
+
+
 def test_logits_are_not_rounded_to_16_bits() -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(2, 64).to(BF16), torch.randn(50, 64).to(BF16)
-    logits = WideLinear(weight, None)(x)
+    logits = WideLinear(weight, new_arrivals(CPU))(x)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, x.float() @ weight.float().T)
 
@@ -92,6 +159,47 @@ def test_a_row_is_bitwise_the_same_beside_any_others(form: Int8 | Fp8 | None) ->
     beside = x.flip(0)
     beside[0] = torch.nan
     assert torch.equal(linear(beside)[1:], alone.flip(0)[1:])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_normed_row_is_bitwise_the_same_beside_any_others_and_with_adapters(*, gated: bool) -> None:
+    class Nothing:
+        """The changes of adapters for a step in which no row has one."""
+
+        def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
+            normed.append(x)
+
+    torch.manual_seed(2)
+    kernels, normed = CudaKernels(CPU, BF16), list[torch.Tensor]()
+    parts = torch.randn(40, 600), torch.randn(40, 600)
+    layer = kernels.gated(*parts) if gated else kernels.linear(parts)
+    assert isinstance(layer, OfNormed)
+    x, norm = torch.randn(4, 600).to(BF16), torch.rand(600)
+    alone = torch.cat([layer.of_normed(row[None], norm, 1e-6) for row in x])
+    for rows in (2, 3, 4):
+        assert torch.equal(layer.of_normed(x[:rows], norm, 1e-6), alone[:rows])
+        assert torch.equal(layer.of_normed(x[:rows], norm, 1e-6, Nothing()), alone[:rows])
+        assert torch.equal(normed.pop(), kernels.rms_norm(x[:rows], norm, 1e-6))
+    beside = x.flip(0)
+    beside[0] = torch.nan
+    found = layer.of_normed(beside, norm, 1e-6)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], alone.flip(0)[1:])
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
+def test_layers_of_normed_rows_equal_those_of_plain_torch(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(6)
+    norm, x = torch.rand(48) + 0.5, (300 * torch.randn(rows, 48)).to(dtype)
+    gate, up = torch.randn(24, 48) / 7, torch.randn(24, 48) / 7
+    ours, theirs = (kind(CPU, dtype) for kind in (CudaKernels, PlainKernels))
+    for gated in (False, True):
+        found = [
+            Norms(k, 1e-6).before(k.gated(gate, up) if gated else k.linear([gate, up]), x, norm)
+            for k in (ours, theirs)
+        ]
+        torch.testing.assert_close(*found, atol=0.03, rtol=0.03)
 
 
 def test_with_int8_a_row_is_bitwise_the_same_among_many() -> None:

@@ -28,16 +28,26 @@ from executor_service.backends.torch_backend.cuda.linear import pointwise as tri
 from executor_service.backends.torch_backend.cuda.linear import routing as triton_routing
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import CudaLowRank
 from executor_service.backends.torch_backend.cuda.linear.experts import sum_experts
-from executor_service.backends.torch_backend.cuda.linear.linears import CudaLinear, NarrowLinear, WideLinear
+from executor_service.backends.torch_backend.cuda.linear.linears import (
+    CudaLinear,
+    NarrowGated,
+    NarrowLinear,
+    WideLinear,
+)
 from executor_service.backends.torch_backend.cuda.linear.quantized import fused
 from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_parts
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
+    new_arrivals as new_product_arrivals,
+)
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
+    GatedLinear,
     Linear,
+    PlainGated,
     PlainKernels,
 )
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
@@ -67,15 +77,32 @@ class CudaKernels(PlainKernels):
         super().__init__(device, dtype, None if form is None else fused(form), cache_dtype)
         self.low_rank = CudaLowRank(device, dtype)
         self.sum_experts = sum_experts
+        self._product_arrivals = new_product_arrivals(device)
         self._arrivals: dict[int, torch.Tensor] = {}  # by the number of KV heads
 
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
             return super().linear(parts, bias)
-        kind = CudaLinear if self.dtype == torch.float32 else NarrowLinear
-        return kind(
-            self._put(torch.cat([plain(part) for part in parts])), None if bias is None else self._put(bias)
-        )
+        return self._plain_linear(parts, bias)
+
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
+        both = None if self.form is not None else self._plain_linear([gate, up], bias)
+        if isinstance(both, NarrowLinear):
+            return NarrowGated(both, activation)
+        return PlainGated(both or self.linear([gate, up], bias), self.join, activation)
+
+    def _plain_linear(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> CudaLinear:
+        weight = self._put(torch.cat([plain(part) for part in parts]))
+        bias = None if bias is None else self._put(bias)
+        if self.dtype == torch.float32:
+            return CudaLinear(weight, bias)
+        return NarrowLinear(weight, bias, self._product_arrivals)
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         return triton_pointwise.gated(both, activation)
@@ -96,7 +123,7 @@ class CudaKernels(PlainKernels):
     def head(self, weight: Weight) -> Linear:
         if self.device.type != "cuda" or self.dtype == torch.float32:  # interpreted; fp32 already
             return super().head(weight)
-        return WideLinear(self._put(plain(weight)), None)
+        return WideLinear(self._put(plain(weight)), self._product_arrivals)
 
     def new_cache(self, pages: int, page_size: int, kv_heads: int, head_dim: int) -> LayerCache:
         """As `Kernels.new_cache`. Raises ModelError if head_dim is odd or too large."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, few_rows_launch
-from executor_service.backends.torch_backend.ops.kernels import PlainLinear
+from executor_service.backends.torch_backend.cuda.linear.pointwise import gated, rms_norm
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, Norm, few_rows_launch
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.kernels import PlainGated, PlainLinear
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange
 
 
@@ -29,8 +31,13 @@ class CudaLinear(PlainLinear):
 class NarrowLinear(CudaLinear):
     """As CudaLinear, in 16 bits. Up to MAX_ROWS rows have a product of their own, which reads weights once.
 
-    That one accumulates `add_to` with a bias, too.
+    That one accumulates `add_to` with a bias, too, and in bf16 norms its rows.
     """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, arrivals: torch.Tensor) -> None:
+        """`arrivals`: of `skinny_gemm.new_arrivals`."""
+        super().__init__(weight, bias)
+        self._arrivals = arrivals
 
     def __call__(
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
@@ -38,14 +45,68 @@ class NarrowLinear(CudaLinear):
         if len(x) > MAX_ROWS:
             return super().__call__(x, add_to, change)
         out = x.new_empty(len(x), len(self.weight)) if add_to is None else add_to
-        few_rows(x, self.weight, self._bias, out, add=add_to is not None)
+        few_rows_launch(
+            _with_lines(x), self.weight, self._bias, out, self._arrivals, add=add_to is not None
+        ).run()
         if change is not None:
             change.add(x, out)
+        return out
+
+    def of_normed(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, change: LinearChange | None = None
+    ) -> torch.Tensor:
+        """As `OfNormed.of_normed`."""
+        if not norms_in_product(x):
+            return self(rms_norm(x, weight, eps), change=change)
+        out = x.new_empty(len(x), len(self.weight))
+        self.few_normed(x, Norm(weight, eps), out)
+        if change is not None:
+            change.add(rms_norm(x, weight, eps), out)
+        return out
+
+    def few_normed(
+        self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor, activation: Activation | None = None
+    ) -> None:
+        """The product of few rows, normed, to `out`, with an activation of its gates."""
+        few_rows_launch(
+            _with_lines(x), self.weight, self._bias, out, self._arrivals, norm=norm, activation=activation
+        ).run()
+
+
+class NarrowGated(PlainGated):
+    """As PlainGated over a NarrowLinear; few rows have one product, with the norm and the gate."""
+
+    def __init__(self, both: NarrowLinear, activation: Activation) -> None:
+        super().__init__(both, gated, activation)
+        self._few = both
+
+    def __call__(self, x: torch.Tensor, change: LinearChange | None = None) -> torch.Tensor:
+        if len(x) > MAX_ROWS or change is not None:  # which adapters have before the gate
+            return super().__call__(x, change)
+        return self._gated(x, None)
+
+    def of_normed(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, change: LinearChange | None = None
+    ) -> torch.Tensor:
+        """As `OfNormed.of_normed`."""
+        if not norms_in_product(x):
+            return self(rms_norm(x, weight, eps), change)
+        if change is not None:
+            return gated(self._few.of_normed(x, weight, eps, change), self._activation)
+        return self._gated(x, Norm(weight, eps))
+
+    def _gated(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        out = x.new_empty(len(x), len(self._few.weight) // 2)
+        self._few.few_normed(x, norm, out, self._activation)
         return out
 
 
 class WideLinear(PlainLinear):
     """x W^T with a result in fp32: rounded to bf16, the largest logits would often be equal."""
+
+    def __init__(self, weight: torch.Tensor, arrivals: torch.Tensor) -> None:
+        super().__init__(weight, None)
+        self._arrivals = arrivals
 
     def __call__(
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
@@ -55,12 +116,15 @@ class WideLinear(PlainLinear):
             out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         else:
             out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
-            few_rows(x, self.weight, None, out, add=False)
+            few_rows_launch(_with_lines(x), self.weight, None, out, self._arrivals).run()
         return out if add_to is None else add_to.add_(out)
 
 
-def few_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, add: bool
-) -> None:
-    """As `few_rows_launch`; columns of x may lie apart."""
-    few_rows_launch(x if x.stride(1) == 1 else x.contiguous(), weight, bias, out, add=add).run()
+def norms_in_product(x: torch.Tensor) -> bool:
+    """Whether products norm these rows: fp16 may have no room for rows that are not divided by their size."""
+    return len(x) <= MAX_ROWS and x.dtype == torch.bfloat16
+
+
+def _with_lines(x: torch.Tensor) -> torch.Tensor:
+    """x, with contiguous columns."""
+    return x if x.stride(1) == 1 else x.contiguous()

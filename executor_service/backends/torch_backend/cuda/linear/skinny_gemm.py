@@ -8,10 +8,14 @@ In dependent launches a program asks for the first part of its weights before it
 kernel before may leave memory idle, and at its end does.
 
 **A row's result depends neither on the other rows nor on their number**, up to MAX_ROWS: it is computed by
-the same instructions in the same order. With int8 it is that of any number of rows, since sums are exact.
+the same instructions in the same order. A layer of few outputs has several programs for each, as many as its
+size asks for: the last one that is done adds up what all have, in the order of the inputs. With int8 a row's
+result is that of any number of rows, since sums are exact.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,6 +23,8 @@ import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.linear.pointwise import joined
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 MAX_ROWS = 4
 """Rows of a product; twice as many columns of a matrix instruction are enough for two digits."""
@@ -32,55 +38,137 @@ _LINE_BYTES = 128  # of the cache
 _ASKED_BYTES = 16 << 20
 """Of a product's weights, asked for while the kernel before runs: a third of the L2 cache of compute
 capability 9.0, so that they are still there when they are multiplied."""
+_PROGRAMS_TO_FILL = 256
+"""Two for each multiprocessor: layers with fewer blocks of outputs have several programs for each block."""
+_LEAST_TILES = 2  # of weights, that a program has
 _PROGRAMS = 1024  # that may start before the kernel before ends: more do not fit on a device
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The RMSNorm of a product's rows."""
+
+    weight: torch.Tensor  # fp32 [k]
+    eps: float
+
+
 @triton.jit
-def ask_for_rows(weight, column, n, k, asked: tl.constexpr):
-    """Ask for the first `asked` lines of the cache of rows `column` [outputs] of weight [n, k]."""
+def ask_for_rows(weight, column, begin, n, k, asked: tl.constexpr):
+    """Ask for `asked` lines of the cache of rows `column` of weight [n, k] each, from input `begin` on."""
     numbers: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # of a line
     rows = weight + tl.minimum(column, n - 1).to(tl.int64) * k
-    prefetch(rows[:, None] + (tl.arange(0, asked) * numbers)[None, :])
+    prefetch(rows[:, None] + tl.minimum(begin + tl.arange(0, asked) * numbers, k - 1)[None, :])
 
 
 @triton.jit
 def sums_of_rows(
-    sums, x, weight, column, there, line, real, k, x_stride, inputs: tl.constexpr, factor: tl.constexpr
+    sums, x, weight, norm, column, there, line, real, begin, end, k, x_stride,
+    normed: tl.constexpr, inputs: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
-    """sums + weight rows `column` [outputs] times the lines of x [lines]: [outputs, lines]."""
+    """sums + weight rows `column` [outputs] times the lines of x [lines], over inputs begin..end.
+
+    That is whole tiles, but for the last inputs. Returns sums [outputs, lines], and with `normed` the sums of
+    squares, fp32 [lines]: then each line is multiplied by `norm` [k] first, and the result still has to be
+    divided by the line's root mean square.
+    """
     w = weight + column.to(tl.int64) * k
-    for first in range(0, k, inputs):
+    squares = tl.zeros([line.shape[0]], tl.float32)
+    for first in range(begin, end, inputs):
         at = first + tl.arange(0, inputs)
         known = at < k
         factors = tl.load(w[:, None] + at[None, :], mask=there[:, None] & known[None, :], other=0.0)
         numbers = tl.load(
             x + line[None, :] * x_stride + at[:, None], mask=known[:, None] & real[None, :], other=0.0
         )
+        if normed:
+            wide = numbers.to(tl.float32)
+            squares += tl.sum(wide * wide, 0)
+            numbers = wide * tl.load(norm + at, mask=known, other=0.0)[:, None]
         sums = tl.dot(factors.to(factor), numbers.to(factor), sums, out_dtype=sums.dtype)
-    return sums
+    return sums, squares
+
+
+@triton.jit
+def halves(both, rounded: tl.constexpr):
+    """The first and the second half of both [outputs, lines], rounded as a product's results are."""
+    outputs: tl.constexpr = both.shape[0]
+    apart = tl.reshape(both.to(rounded).to(tl.float32), [2, outputs // 2, both.shape[1]])
+    return tl.split(tl.permute(apart, (1, 2, 0)))
+
+
+@triton.jit
+def _finish(
+    out, bias, sums, squares, column, place, there, real, k, eps,
+    biased: tl.constexpr, add: tl.constexpr, normed: tl.constexpr, activation: tl.constexpr,
+):  # fmt: skip
+    """Store sums [outputs, lines] of weight rows `column` to `place` of out, or half as many with a gate."""
+    if normed:
+        sums *= tl.rsqrt(squares / k + eps)[None, :]
+    if biased:
+        sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[:, None]
+    if activation >= 0:
+        gate, up = halves(sums, out.dtype.element_ty)
+        sums = joined(gate, up, activation, out.dtype.element_ty)
+    if add:
+        sums += tl.load(place, mask=real, other=0.0).to(tl.float32)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def _few_rows_kernel(
-    out, x, weight, bias, rows, n, k, x_stride,
-    biased: tl.constexpr, add: tl.constexpr, asked: tl.constexpr,
+    out, x, weight, bias, norm, partial, arrivals, rows, n, k, x_stride, eps,
+    biased: tl.constexpr, add: tl.constexpr, normed: tl.constexpr, activation: tl.constexpr,
+    splits: tl.constexpr, part: tl.constexpr, asked: tl.constexpr,
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs): x W^T of all rows, in fp32, plus a bias, plus `out` with `add`."""
-    column = tl.program_id(0) * outputs + tl.arange(0, outputs)
-    ask_for_rows(weight, column, n, k, asked)
+    """Program (block of outputs, part of the inputs): x W^T of all rows, in fp32.
+
+    They may be normed before; a bias, a gate and what is in `out` with `add` come behind. Of a block's
+    programs the last one that is done adds up what all have, in the order of the inputs. Gates make n results
+    of 2n rows of the weight: half of a block are gates, and half what they let through.
+    """
+    width: tl.constexpr = outputs // 2 if activation >= 0 else outputs
+    block, split, output = tl.program_id(0), tl.program_id(1), tl.arange(0, outputs)
+    column = block * width + output % width + output // width * n
+    last_row = n * (outputs // width)
+    begin, end = 0, k
+    if splits > 1:
+        begin = split * part
+        end = tl.minimum(begin + part, k)
+    ask_for_rows(weight, column, begin, last_row, k, asked)
     begin_kernel()
     line = tl.arange(0, lines)
-    there, real = column < n, line < rows
-    sums = tl.zeros([outputs, lines], tl.float32)
-    sums = sums_of_rows(sums, x, weight, column, there, line, real, k, x_stride, inputs, factor)
-    if biased:
-        sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[:, None]
-    place, mask = out + line[None, :] * n + column[:, None], there[:, None] & real[None, :]
-    if add:
-        sums += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(place, sums.to(out.dtype.element_ty), mask=mask)
+    there, real = block * width + output % width < n, line < rows
+    sums, squares = sums_of_rows(
+        tl.zeros([outputs, lines], tl.float32), x, weight, norm, column, there, line, real,
+        begin, end, k, x_stride, normed, inputs, factor,
+    )  # fmt: skip
+    result = block * width + tl.arange(0, width)
+    place, mask = out + line[None, :] * n + result[:, None], (result < n)[:, None] & real[None, :]
+    if splits == 1:
+        _finish(out, bias, sums, squares, column, place, there, mask, k, eps, biased, add, normed, activation)
+    else:
+        # A part has its sums, then its squares.
+        step = tl.num_programs(0) * ((outputs + 1) * lines)
+        mine = partial + block * ((outputs + 1) * lines)
+        square = mine + outputs * lines + line
+        number = mine + output[:, None] * lines + line[None, :]
+        tl.store(number + split * step, sums)
+        if normed:
+            tl.store(square + split * step, squares)
+        tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
+        if tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu") == splits - 1:
+            sums = tl.zeros([outputs, lines], tl.float32)
+            squares = tl.zeros([lines], tl.float32)
+            for i in tl.static_range(splits):
+                sums += tl.load(number + i * step)
+                if normed:
+                    squares += tl.load(square + i * step)
+            _finish(
+                out, bias, sums, squares, column, place, there, mask, k, eps, biased, add, normed, activation
+            )
+            tl.store(arrivals + block, 0)  # for the next launch
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -95,14 +183,17 @@ def _few_scaled_rows_kernel(
     first half and those of low digits the second one.
     """
     column = tl.program_id(0) * outputs + tl.arange(0, outputs)
-    ask_for_rows(weight, column, n, k, asked)
+    ask_for_rows(weight, column, 0, n, k, asked)
     begin_kernel()
     half: tl.constexpr = lines // 2
     line = tl.arange(0, lines)
     there, real = column < n, (line % half < rows) & (line < digits * half)
     sums = tl.zeros([outputs, lines], total)
     source = line // half * rows + line % half
-    sums = sums_of_rows(sums, x, weight, column, there, source, real, k, x_stride, inputs, factor)
+    sums, _ = sums_of_rows(
+        sums, x, weight, x, column, there, source, real, 0, k, k, x_stride,
+        normed=False, inputs=inputs, factor=factor,
+    )  # fmt: skip
     high, low = tl.split(tl.permute(tl.reshape(sums, [outputs, 2, half]), (0, 2, 1)))
     wide = high.to(tl.float32)
     if digits == 2:
@@ -114,24 +205,53 @@ def _few_scaled_rows_kernel(
     tl.store(out + row[None, :] * n + column[:, None], wide.to(out.dtype.element_ty), mask=mask)
 
 
+def new_arrivals(device: torch.device) -> torch.Tensor:
+    """How many programs of each block are done: int32, zero before and after each launch.
+
+    Launches of one stream can share it, as nothing else of them overlaps.
+    """
+    return torch.zeros(_PROGRAMS_TO_FILL // 2, dtype=torch.int32, device=device)
+
+
 def few_rows_launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, add: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    arrivals: torch.Tensor,
+    *,
+    add: bool = False,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
 ) -> Launch:
     """The launch of x W^T + bias, with `add` added to `out`, rounded once.
 
     x [rows, k] bf16 or fp16, of at most MAX_ROWS rows, with contiguous columns; weight [n, k] and bias [n],
-    in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous.
+    in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous. `arrivals`: of
+    `new_arrivals`. With `norm` rows are normed first; fp16 may have no room for what its weight makes of
+    them. With an activation, weight and bias are those of gates, then of ups; out has half as many columns.
     """
-    n, k = weight.shape
+    k = weight.shape[1]
+    width = _OUTPUTS if activation is None else _OUTPUTS // 2
+    blocks, size = -(-out.shape[1] // width), weight.element_size()
+    inputs = _TILE_BYTES // size
+    splits, part = _parts(blocks, -(-k // inputs))
+    partial = arrivals  # not used
+    if splits > 1:
+        partial = torch.empty(splits * blocks * (_OUTPUTS + 1) * _LINES, dtype=torch.float32, device=x.device)
     return Launch(
         _few_rows_kernel,
-        (-(-n // _OUTPUTS), 1, 1),
+        (blocks, splits, 1),
         {
             "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
-            "rows": x.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
+            "norm": weight if norm is None else norm.weight, "partial": partial, "arrivals": arrivals,
+            "rows": x.shape[0], "n": out.shape[1], "k": k, "x_stride": x.stride(0),
+            "eps": 0.0 if norm is None else norm.eps,
         },
         {
-            "biased": int(bias is not None), "add": int(add), "asked": asked_lines(weight),
+            "biased": int(bias is not None), "add": int(add), "normed": int(norm is not None),
+            "activation": -1 if activation is None else int(activation), "splits": splits,
+            "part": part * inputs, "asked": _asked_lines(blocks * splits, min(part * inputs, k) * size),
             **tiles(weight, x.dtype),
         },
         warps=WARPS,
@@ -162,7 +282,7 @@ def few_scaled_rows_launch(
         },
         {
             "digits": x.shape[0] // x_scales.shape[0], "total": tl.int32 if exact else tl.float32,
-            "asked": asked_lines(weight),
+            "asked": _asked_lines(-(-n // _OUTPUTS), k * weight.element_size()),
             **tiles(weight, torch.int8 if exact else torch.float16),
         },
         warps=WARPS,
@@ -178,9 +298,13 @@ def tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
     }  # fmt: skip
 
 
-def asked_lines(weight: torch.Tensor) -> int:
-    """Of each row of weight [n, k], lines of the cache that are asked for ahead: a power of two."""
-    n, k = weight.shape
-    programs = min(-(-n // _OUTPUTS), _PROGRAMS)
-    row_bytes = min(k * weight.element_size(), _ASKED_BYTES // (programs * _OUTPUTS))
+def _parts(blocks: int, tiles: int) -> tuple[int, int]:
+    """Parts that a product's inputs are cut into, and tiles of each: they depend on nothing but its layer."""
+    part = -(-tiles // max(min(_PROGRAMS_TO_FILL // blocks, tiles // _LEAST_TILES), 1))
+    return -(-tiles // part), part
+
+
+def _asked_lines(programs: int, row_bytes: int) -> int:
+    """Of each of its weight rows, lines of the cache that a program asks for ahead: a power of two."""
+    row_bytes = min(row_bytes, _ASKED_BYTES // (min(programs, _PROGRAMS) * _OUTPUTS))
     return power_of_two(max(row_bytes // _LINE_BYTES, 1) + 1) // 2
