@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.lengths import Lengths
+from scheduler_service.core.waiting.wait import AccountWaits
 
 OWN_LENGTHS = 32
 """Completions from which an identity's own lengths are estimated."""
@@ -25,6 +26,7 @@ class Account:
         "taken_at",
         "tokens",
         "version",
+        "waits",
         "weight",
     )
 
@@ -40,6 +42,7 @@ class Account:
         self.queued_tokens = 0  # prompt tokens of the queued requests
         self.taken_at = 0.0  # when its last request was taken
         self.lengths = Lengths(OWN_LENGTHS)
+        self.waits = AccountWaits()
         # for metrics: totals since the account was made
         self.taken = 0  # requests
         self.refused = 0

@@ -53,7 +53,8 @@ class Start(enum.Enum):
     """Whether a request whose turn has come is started."""
 
     NOW = enum.auto()
-    LATER = enum.auto()  # running requests would miss their deadlines
+    OTHERS_SHARE = enum.auto()  # not in this step, which is shared with other identities
+    DEADLINES = enum.auto()  # not yet: running requests would miss their deadlines
     NEVER = enum.auto()  # it can't meet its own any more
 
 
@@ -222,7 +223,7 @@ class Admission:
         """Whether to start it: the running requests miss deadlines at a slower pace than `max_pace_s`."""
         forecast, live = self._forecast, sequence.live
         if self._pool.queue.contested and not self._fits_beside(sequence, limits, now):
-            return Start.LATER
+            return Start.OTHERS_SHARE
         if live.request.deadline is None and max_pace_s == float("inf"):
             return Start.NOW
         pace_s = forecast.pace_s(len(self._pool.running) + 1)
@@ -237,7 +238,7 @@ class Admission:
                 return Start.NEVER
         if pace_s <= max_pace_s or pace_s < STEEP * forecast.pace_s(len(self._pool.running) // 2):
             return Start.NOW
-        return Start.LATER
+        return Start.DEADLINES
 
     def _fits_beside(self, sequence: LiveSequence, limits: JointLimits, now: float) -> bool:
         """Whether the step may have this prompt too, for the sake of others' steps and first tokens.

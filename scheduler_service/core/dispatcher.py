@@ -12,6 +12,7 @@ from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.core.target_executor import TargetExecutor
+from scheduler_service.core.waiting.reasons import WaitReason
 
 
 class Dispatcher:
@@ -39,10 +40,15 @@ class Dispatcher:
         """Send the target's next step; None if it takes none now, or there is nothing to send."""
         target, pool = self._target, self._pool
         if not target.takes_a_step or target.limits is None:
+            self.note_no_step()
             return None
         alone = bool(pool.isolated)
         if alone and target.in_flight:
+            self._block(WaitReason.ALONE)
             return None
+        may_ask, withheld = target.may_be_asked(now), WaitReason.NONE
+        if not may_ask:
+            withheld = WaitReason.NO_EXECUTOR if target.retiring else WaitReason.EXECUTOR_SHORT
         pages = target.unpromised_pages
         builder = StepBuilder(
             pool,
@@ -53,7 +59,7 @@ class Dispatcher:
             lambda late: self._expiry.give_up(late, now),
             self._speculator.step_time,
             now,
-            may_ask=target.may_be_asked(now),
+            may_ask=may_ask,
             may_take_slots=target.may_take_slots(now),
         )
         if alone:
@@ -66,7 +72,30 @@ class Dispatcher:
                 builder.fill()
                 if not builder.stalled:
                     self._speculator.attach(builder.schedule, builder.reserve, target.limits.page_size)
+            else:
+                withheld = WaitReason.DRAFT_EXECUTOR
+        pool.waits.pass_by(builder.passed)
+        if withheld:
+            self._block(withheld)
+        else:
+            pool.waits.block(builder.head, builder.reason, builder.needed, builder.available)
         return self._send(builder.schedule, pages, now)
+
+    def note_no_step(self) -> None:
+        """No step can be planned now: record what that means for the sequences that wait."""
+        if not self._target.connected:
+            self._block(WaitReason.NO_EXECUTOR)
+        elif self._pool.waits.head is None and len(self._pool.queue):
+            self._pool.waits.await_plan(self._pool.queue.first_sequence())
+
+    def _block(self, reason: WaitReason) -> None:
+        """Whatever is queued waits for this."""
+        first = self._pool.queue.first_sequence()
+        if first is None:
+            reason = WaitReason.NONE
+        elif reason is WaitReason.EXECUTOR_SHORT and first.is_behind:
+            reason = WaitReason.GRAMMAR_BEHIND
+        self._pool.waits.block(first, reason)
 
     def next_draft_step(self, now: float) -> PlannedStep | None:
         """Send the draft executor's next step; None if none is connected, or there is nothing to send."""

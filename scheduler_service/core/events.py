@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from scheduler_service.core.step import ScoredTokens, TopLogprobs
+from scheduler_service.core.waiting.reasons import WaitTimes
 
 
 class EndReason(enum.Enum):
@@ -48,6 +49,8 @@ class CompletionUsage:
     accepted_by_position: tuple[int, ...] = ()  # [i]: those that accepted more than i
     grammar_drafted_tokens: int = 0  # of drafted_tokens: forced by the grammar
     grammar_accepted_tokens: int = 0  # of accepted_tokens: the same
+    queue_waits: WaitTimes = ()  # queue_s, by reason
+    preempted_waits: WaitTimes = ()  # time without a cache since the first one
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.request import Request
 from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.wait_ledger import WaitLedger
 
 OUTPUT_COST = 2
 """Prompt tokens that an output token is worth, as in the paper."""
@@ -45,7 +46,8 @@ def _turn(account: Account) -> _Turn:
 class FairQueue:
     """All accounts, and their queued sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: WaitLedger | None = None) -> None:
+        self._waits = waits or WaitLedger()
         self._active: dict[str, Account] = {}
         self._idle: dict[str, Account] = {}  # in the order of becoming idle
         self._turns: list[_Turn] = []
@@ -142,6 +144,11 @@ class FairQueue:
                 return account
         return None
 
+    def first_sequence(self) -> LiveSequence | None:
+        """The first sequence of the account to admit from next; None if none is queued."""
+        account = self.first()
+        return None if account is None else self._queues[account][0]
+
     def next_sequence(self, passed: Collection[bytes]) -> LiveSequence | None:
         """The sequence to admit next; None if none is queued whose adapter is not one of `passed`."""
         account = self.first()
@@ -157,6 +164,7 @@ class FairQueue:
         account = sequence.live.account
         self._floor = max(self._floor, account.counter)
         account.running += 1
+        self._waits.admitted_at = self._waits.now
         self.remove(sequence)
         self.settle((sequence,))
 
@@ -194,6 +202,7 @@ class FairQueue:
         account = sequence.live.account
         queue = self._queues[account]
         queue.add(sequence)
+        self._waits.queue(sequence, queue[0], queue[1] if len(queue) > 1 else None)
         self._count += 1
         self.queued_tokens += len(sequence.tokens)
         if len(queue) == 1:
@@ -203,7 +212,9 @@ class FairQueue:
         """Take a sequence out of the queue. Raises KeyError if it is not queued."""
         account = sequence.live.account
         queue = self._queues[account]
+        was_first = queue[0] is sequence if queue else False
         queue.remove(sequence)
+        self._waits.leave(sequence, queue, was_first=was_first)
         self._count -= 1
         self.queued_tokens -= len(sequence.tokens)
         if not queue:

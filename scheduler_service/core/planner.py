@@ -6,7 +6,7 @@ lowers it. Released pages count as free once an answer of the executor has count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.adapter_slots import SlotTurns
@@ -20,10 +20,21 @@ from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.speculation.step_time import StepTime
 from scheduler_service.core.states import SequenceState
+from scheduler_service.core.waiting.reasons import WaitReason
 
 LEAD = 1024
 """Virtual tokens: an identity that was served this many more than another gives places to it, even if it does
 not run more sequences than the other. Large enough that two identities do not preempt each other in turn."""
+
+
+_RANK = {
+    WaitReason.SEATS: 1,
+    WaitReason.OTHER_STEP_SHARE: 2,
+    WaitReason.DEADLINES: 2,
+    WaitReason.PAGES: 3,
+    WaitReason.PAGES_IN_FLIGHT: 3,
+}
+"""The order in which `_admit` finds what a sequence lacks; 0: the reasons that it finds first."""
 
 
 class StepBuilder:
@@ -63,6 +74,11 @@ class StepBuilder:
         self._prompts = PromptBudget(self.schedule, limits, step_time)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
         self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
+        self._feeds_prompt = False  # a prompt that had begun has tokens in the step
+        # Why no further sequence is started, which is next, and how much it needs and finds of what it lacks.
+        self.reason = WaitReason.NONE
+        self.head: LiveSequence | None = None
+        self.needed = self.available = 0
 
     def fill(self) -> None:
         """Schedule the running sequences; then preempt if some lack pages, else start queued ones.
@@ -86,7 +102,9 @@ class StepBuilder:
         nothing_comes = not (self._in_flight or self.schedule.rows or pool.releases or self._drafts_to_come)
         if not self.stalled:
             self._admit(force=nothing_comes)
-        elif nothing_comes:
+            return
+        self._block(pool.queue.first_sequence(), WaitReason.RUNNING_PAGES, len(self.stalled))
+        if nothing_comes:
             self._force(self.stalled[0])
 
     def fill_alone(self, isolated: LiveSequence) -> None:
@@ -100,14 +118,54 @@ class StepBuilder:
                 self._feed_chunk(sequence)
             if self.stalled and nothing_to_free and self._may_ask:
                 self._force(isolated)
-        elif self._may_ask and self._has_place(isolated):
-            self._start(isolated, force=nothing_to_free)  # even if it may miss its deadline
+        elif (
+            self._may_ask
+            and self._has_place(isolated)
+            and not self._start(isolated, force=nothing_to_free)  # even if it may miss its deadline
+        ):
+            self._block_for_pages(isolated)
+        if isolated.cache_id:
+            self._block(pool.queue.first_sequence(), WaitReason.ALONE)
         if self.schedule.empty and others and self._may_ask and not pool.releases:
             pool.preempt(pool.last_in_turn())  # one in each step, until there is room
 
     def _has_place(self, isolated: LiveSequence) -> bool:
-        has_slot = self._slots.admits(isolated.live.request.adapter)
-        return has_slot and len(self._pool.running) < self._limits.max_sequences
+        """Whether it may have a place and a slot; if not, it is blocked by what it lacks."""
+        if not self._slots.admits(isolated.live.request.adapter):
+            self._block(isolated, WaitReason.ADAPTER_SLOT, 1)
+        elif len(self._pool.running) >= self._limits.max_sequences:
+            self._block(isolated, WaitReason.SEATS, 1)
+        else:
+            return True
+        return False
+
+    def _block(
+        self, head: LiveSequence | None, reason: WaitReason, needed: int = 0, available: int = 0
+    ) -> None:
+        if head is not None and head is self.head and _RANK.get(reason, 0) < _RANK.get(self.reason, 0):
+            return  # it came further before: what it lacked then is what would have started it
+        self.head, self.needed, self.available = head, needed, available
+        self.reason = WaitReason.NONE if head is None and not len(self._pool.queue) else reason
+
+    def _block_for_pages(self, head: LiveSequence) -> None:
+        comes_back = self._in_flight.bring_pages or self._pool.releases
+        reason = WaitReason.PAGES_IN_FLIGHT if comes_back else WaitReason.PAGES
+        available = max(0, self.schedule.pages_left - self.reserve)
+        self._block(head, reason, self._limits.pages(len(head.tokens) + 1), available)
+
+    def _block_for_step(self, head: LiveSequence) -> None:
+        """The step has no tokens, time or bytes for it."""
+        if self._prompts.answerable(head) < 1:
+            size = head.score_bytes or self._limits.vector_bytes
+            self._block(head, WaitReason.ANSWER_BYTES, size, self.schedule.bytes_left)
+        else:
+            reason = WaitReason.OTHER_PROMPT if self._feeds_prompt else WaitReason.STEP_BUDGET
+            self._block(head, reason)
+
+    @property
+    def passed(self) -> Set[bytes]:
+        """Adapters of which the step starts no sequence, since they wait for slots."""
+        return self._slots.passed
 
     def _feed(self, running: SequenceQueue | list[LiveSequence]) -> None:
         """Schedule a decode for each sequence that can have one; collect those with a prompt to compute."""
@@ -192,6 +250,7 @@ class StepBuilder:
             schedule.add_row(ScheduledRow(sequence, kv, pages, limit=chunk, mode=sequence.mode))
             self._prompts.spend(sequence, kv, chunk)
             self.reserve -= pages
+            self._feeds_prompt = True
 
     def _make_room(self) -> None:
         """Preempt for stalled sequences; the next answer of the executor counts the pages that came free.
@@ -263,27 +322,36 @@ class StepBuilder:
             if ahead_of is not None and (account is ahead_of or account.counter > ahead_of.counter):
                 return
             if self.schedule.tokens_left < 1:
+                self._block_for_step(sequence)
                 return
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
             if not self._fits_step(sequence):
+                self._block_for_step(sequence)
                 return
             if len(pool.running) >= self._limits.max_sequences and not self._make_way(account):
+                self._block(sequence, WaitReason.SEATS, 1)
                 return
             if len(pool.running):
                 start = self._may_start(sequence)
                 if start is Start.NEVER:
                     self._give_up(sequence)
                     continue
-                if start is Start.LATER:
+                if start is Start.OTHERS_SHARE:
+                    self._block(sequence, WaitReason.OTHER_STEP_SHARE)
+                    return
+                if start is Start.DEADLINES:
+                    self._block(sequence, WaitReason.DEADLINES)
                     return
             if not self._start(sequence, force=force):
                 if not self._in_flight.bring_pages and not pool.releases:
                     need = self._limits.pages(len(sequence.tokens) + 1)
                     self._make_way(account, need - max(0, self.schedule.pages_left - self.reserve))
+                self._block_for_pages(sequence)
                 return
             self._slots.started(sequence.live.request.adapter)
             force = False
+        self._block(None, WaitReason.ADAPTER_SLOT, 1)
 
     def _fits_step(self, sequence: LiveSequence) -> bool:
         """Whether the step has tokens, time and room in its answer for a part of a queued sequence."""

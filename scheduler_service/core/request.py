@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler_service.core.evaluation import Evaluation
+from scheduler_service.core.waiting.reasons import WaitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ class Request:
     continued: tuple[Continued, ...] = ()  # at most one for each index
     prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
     evaluation: Evaluation | None = None
+    phases: tuple[tuple[WaitReason, float], ...] = ()
+    """What it waited for before it was queued, and from when on. The first begins at `arrival`, each ends
+    with the next one, the last when the request is queued."""
 
     @property
     def drafters(self) -> frozenset[DraftSource]:

@@ -46,6 +46,7 @@ class StepScheduler:
     def __init__(self, config: CoreConfig) -> None:
         self._counters = Totals()
         self._pool = SequencePool()
+        self._waits = self._pool.waits
         self._speculator = Speculator(config)
         self._forecast = Forecast(self._speculator.step_time)
         self._admission = Admission(config, self._pool, self._forecast)
@@ -127,6 +128,7 @@ class StepScheduler:
         Returns the ends of completions that had all their tokens before (`Request.continued`).
         Raises NotReady, IdInUse, NeverFits, NoRoom, QuotaUsed, TooLate.
         """
+        self._waits.now = now
         replaced = self._registry.get(request.id) if replaces else None
         with self._limits_for(request.identity) as limits:
             is_trial = self._registry.check(
@@ -138,7 +140,9 @@ class StepScheduler:
         self._expiry.added(live, now)
         self._counters.requests += 1
         self._counters.prompt_tokens += request.prompt_tokens
-        return self._registry.take_over(live, now) if request.continued else []
+        events = self._registry.take_over(live, now) if request.continued else []
+        self._dispatcher.note_no_step()
+        return events
 
     def max_tokens(self, request: Request) -> int:
         """Most output tokens of each completion of a request that was taken."""
@@ -178,11 +182,13 @@ class StepScheduler:
 
     def cancel(self, request_id: str, now: float, message: str = "cancelled") -> Failed | None:
         """Fail a live request; None if it is not live. No later plan contains it."""
+        self._waits.now = now
         live = self._registry.get(request_id)
         return None if live is None else self._registry.fail(live, Failure.CANCELLED, message, now)
 
     def stop(self, request_id: str, index: int, now: float) -> CompletionEnded | None:
         """Finish a completion in which the front end found a stop string; None if it is not live."""
+        self._waits.now = now
         live = self._registry.get(request_id)
         if live is None or not 0 <= index < len(live.sequences):
             return None
@@ -199,6 +205,7 @@ class StepScheduler:
         Raises IllegalEvent while another one is connected.
         """
         limits = self._target.ready(capacity, now)
+        self._waits.now = now
         self._expiry.executor_ready()
         return self._registry.fit(limits, now)
 
@@ -217,11 +224,14 @@ class StepScheduler:
         """
         if not self._target.connected:
             return []
+        self._waits.now = now
         self._target.lost()
         self._expiry.executor_lost(now)
         self._forecast.interrupted()
         self._counters.executor_losses += 1
-        return self._registry.lose_executor(now)
+        events = self._registry.lose_executor(now)
+        self._dispatcher.note_no_step()
+        return events
 
     # -- the draft executor ----------------------------------------------------------------------
 
@@ -261,7 +271,9 @@ class StepScheduler:
 
         To be called right before `plan`, with the same `now`.
         """
+        self._waits.now = now
         self._expiry.expire(now)
+        self._dispatcher.note_no_step()
         return self._expiry.take()
 
     def next_wakeup(self, now: float) -> float | None:
@@ -278,6 +290,7 @@ class StepScheduler:
         None also while the allowed number of steps is in flight. Call again after other calls, and at
         `next_wakeup`.
         """
+        self._waits.now = now
         self._expiry.expire(now)
         return self._dispatcher.next_step(now)
 
@@ -289,6 +302,7 @@ class StepScheduler:
         `CompletionEnded.matched_id`: front ends leave it out of the text.
         """
         step, took = self._target.answer(result, now)
+        self._waits.now = now
         rows = len(result.rows)
         self._counters.steps += 1
         self._counters.rows += rows

@@ -15,6 +15,7 @@ from scheduler_service.core.seeds import index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
 from scheduler_service.core.step import RowMode
+from scheduler_service.core.waiting.wait import Wait
 
 Ending = tuple[EndReason, int | None]
 """Why a completion finishes, and the id of the end or stop token that finishes it; None for other reasons."""
@@ -145,6 +146,7 @@ class LiveSequence:
         "state",
         "tail_shared",
         "tokens",
+        "wait",
     )
 
     def __init__(
@@ -199,6 +201,7 @@ class LiveSequence:
         self.charged = 0  # virtual tokens charged to its account
         self.cached: int | None = None  # tokens that its first cache began with: not charged
         # for its usage
+        self.wait = Wait()
         self.evictions = 0
         self.started_at: float | None = None
         self.first_token_at: float | None = None
@@ -441,4 +444,6 @@ class LiveSequence:
             accepted_by_position=accepted,
             grammar_drafted_tokens=drafts.grammar_drafted if drafts else 0,
             grammar_accepted_tokens=drafts.grammar_accepted if drafts else 0,
+            queue_waits=self.wait.queued.times(),
+            preempted_waits=self.wait.again.times() if self.wait.again is not None else (),
         )

@@ -7,6 +7,7 @@ from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.states import WITH_CACHE, SequenceState, Trigger
+from scheduler_service.core.wait_ledger import WaitLedger
 
 ISOLATION_LOSSES = 2
 """A sequence runs alone after so many executor losses with a row of it in flight and no new token between."""
@@ -16,7 +17,8 @@ class SequencePool:
     """All sequences that have not ended, and the caches they hold or held."""
 
     def __init__(self) -> None:
-        self.queue = FairQueue()
+        self.waits = WaitLedger()
+        self.queue = FairQueue(self.waits)
         self.running = SequenceQueue()  # with a cache: in the states OPENING, PREFILLING and RUNNING
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
         self.releases: list[int] = []  # cache ids, for the next plan
@@ -29,10 +31,12 @@ class SequencePool:
 
     def enlist(self, live: LiveRequest) -> None:
         """Queue a new request's sequences, but for those that are held until their leader is prefilled."""
+        self.waits.enter(live)
         for sequence in live.sequences:
             if sequence.state is SequenceState.HELD:
                 self.held += 1
                 self.held_tokens += len(sequence.tokens)
+                self.waits.hold(sequence)
             else:
                 self.queue.add(sequence)
         self.speculating += sum(s.draft_state is not None for s in live.sequences)
@@ -114,6 +118,7 @@ class SequencePool:
     def _count_out(self, sequence: LiveSequence) -> None:
         self.held -= 1
         self.held_tokens -= len(sequence.tokens)
+        self.waits.release(sequence)
 
     def _drop_cache(self, sequence: LiveSequence) -> None:
         """Release a running sequence's cache with the next step, and charge its identity up to now.

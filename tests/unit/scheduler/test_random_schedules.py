@@ -80,6 +80,8 @@ def top_ids(harness: Harness, key: tuple[str, int]) -> list[int]:
 class Run:
     """One schedule under way."""
 
+    harness_type: type[Harness] = Harness
+
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         target, drafter = BACKENDS[schedule.backend]
@@ -91,7 +93,7 @@ class Run:
         if schedule.draft is not None:
             context_length = schedule.draft.context_length
             self.draft = EngineExecutor(schedule.draft, drafter(context_length), schedule.token_s)
-        self.harness = Harness(self.executor, schedule.config, draft=self.draft)
+        self.harness = self.harness_type(self.executor, schedule.config, draft=self.draft)
         self.conditions = GrammarConditions(self.harness)
         self.draft_ticks = itertools.cycle(schedule.draft_ticks)
         self.draft_due = 0  # ticks until the draft step in flight is answered

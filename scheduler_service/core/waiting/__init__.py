@@ -1,0 +1,1 @@
+"""Why sequences wait: the reasons, and the time that each took."""
