@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.channel import Security
-    from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
+    from paceline.chat import Message, Tool, ToolCall, ToolCallDelta, ToolChoice
     from paceline.client import Client
     from paceline.errors import PacelineError
     from paceline.evaluations import EmbedReply, RankedText, RerankReply, ScoredText, ScoreReply, TextToScore
@@ -81,12 +81,13 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolChoice",
     "Usage",
 ]
 
 _MODULES = {
     "channel": "Security",
-    "chat": "Message Tool ToolCall ToolCallDelta",
+    "chat": "Message Tool ToolCall ToolCallDelta ToolChoice",
     "client": "Client",
     "errors": "PacelineError",
     "evaluations": "EmbedReply RankedText RerankReply ScoreReply ScoredText TextToScore",

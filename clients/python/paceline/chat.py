@@ -32,6 +32,17 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | str = NO_PARAMETERS  # a string is JSON
+    strict: bool = False  # arguments of its calls match the schema, demanded or not
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may or must call. `mode`: auto, none, required; "": required with a `name`."""
+
+    mode: str = ""
+    name: str = ""  # this tool, and no other
+    max_calls: int = 0  # at most this many calls in an answer; 0: any number
+    names: Sequence[str] = ()  # these tools alone, though the prompt shows all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class ToolCall:
     @property
     def parsed(self) -> dict[str, Any]:
         """The arguments by name. Raises InvalidOutput if they are no JSON object, as those of a call that
-        max_tokens cut off. They match the tool's schema only if `tool_choice` demanded a call.
+        max_tokens cut off. They match the tool's schema if it is strict, or `tool_choice` demanded a call.
         """
         try:
             value = json.loads(self.arguments)

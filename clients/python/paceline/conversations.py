@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from paceline.chat import NO_PARAMETERS, Message, MessageLike, Tool, ToolCall, ToolLike
+from paceline.chat import NO_PARAMETERS, Message, MessageLike, Tool, ToolCall, ToolChoice, ToolLike
 from paceline.errors import InvalidRequest
 from paceline.fields import refuse, set_field
 from paceline.functions import tool_of
@@ -96,16 +96,18 @@ def _set_tool(wire: pb.Tool, tool: ToolLike, name: str) -> None:
 
 
 def _set_tool_choice(wire: pb.ToolChoice, choice: Any) -> None:
-    """auto, none, required, or the name of a tool; OpenAI's API has an object for the latter."""
-    if isinstance(choice, Mapping):
-        choice = _fields(choice, Tool, "tool_choice").get("name")
-    if not isinstance(choice, str) or not choice:
+    """A mode, the name of a tool, a ToolChoice or its fields, or OpenAI's object that names a tool."""
+    if isinstance(choice, str):
+        choice = {"mode" if choice in _CHOICES else "name": choice}
+    if not isinstance(choice, ToolChoice | Mapping) or choice == {"name": ""}:
         raise InvalidRequest(f"tool_choice: expected {', '.join(_CHOICES)} or a tool's name, got {choice!r}")
-    if choice in _CHOICES:
-        wire.mode = _CHOICES[choice]
-    else:
-        wire.mode = pb.TOOL_CHOICE_MODE_REQUIRED
-        set_field(wire, "name", choice, "tool_choice")
+    given = _fields(choice, ToolChoice, "tool_choice")
+    mode = given.pop("mode", "required" if given.get("name") else "auto")
+    if mode not in _CHOICES:
+        raise InvalidRequest(f"tool_choice.mode: expected {', '.join(_CHOICES)}, got {mode!r}")
+    wire.mode = _CHOICES[mode]
+    for field, value in given.items():
+        set_field(wire, field, value, f"tool_choice.{field}")
 
 
 def _fields(given: Any, kind: type, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from paceline.chat import MessageLike, ToolLike
+from paceline.chat import MessageLike, ToolChoice, ToolLike
 from paceline.conversations import CHAT_OPTIONS, chat_messages, set_chat_option
 from paceline.errors import InvalidRequest
 from paceline.fields import set_field
@@ -52,7 +52,9 @@ class Options(TypedDict, total=False):
     continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
     omit_opening: bool  # end the prompt behind the last message, with no opening of an answer; needs messages
     tools: Sequence[ToolLike]  # functions, Tools, or mappings as in OpenAI's API; needs messages
-    tool_choice: str | Mapping[str, Any]  # auto, none, required, or a tool's name; needs messages
+    tool_choice: (
+        str | ToolChoice | Mapping[str, Any]
+    )  # auto, none, required, or a tool's name; needs messages
     speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
     # At most one of these; the output then matches it as a whole.
     schema: SchemaLike  # JSON schema: as a mapping, as JSON, or a pydantic model; see Completion.parsed

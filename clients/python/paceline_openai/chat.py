@@ -102,7 +102,7 @@ def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     if most:
         options["max_tokens"] = most.pop()
     if values.get("response_format") is not None:
-        if "tools" in options and values.get("tool_choice") != "none":
+        if "tools" in options and options["tool_choice"].mode != "none":
             raise unsupported("response_format", "a schema", "it does not go with tools")
         sampling.add_grammars(options, [("response_format", "schema", values["response_format"])])
     if values.get("logprobs"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from paceline import ModelInfo
+from paceline import ModelInfo, ToolChoice
 
 from paceline_openai.fields import array, boolean, mapping, one_of, only, shown, text, unsupported
 from paceline_openai.refusals import bad
@@ -118,23 +119,21 @@ def _tool(value: Any, place: str) -> dict[str, Any]:
     return tool
 
 
-def tool_choice(value: Any, name: str) -> str | dict[str, Any]:
-    """auto, none, required; a function by name; or several (`allowed_tools`), as {"mode", "names"}."""
+def tool_choice(value: Any, name: str) -> ToolChoice:
+    """auto, none, required; a function by name; or several (`allowed_tools`)."""
     if isinstance(value, str):
-        return str(one_of("auto", "none", "required")(value, name))
+        return ToolChoice(one_of("auto", "none", "required")(value, name))
     given = mapping(value, name)
-    if given.get("type") == "allowed_tools":
-        inner = mapping(given.get("allowed_tools"), f"{name}.allowed_tools")
-        only(inner, f"{name}.allowed_tools", "mode", "tools")
-        place = f"{name}.allowed_tools.tools"
-        names = [
-            _chosen(one, f"{place}[{index}]") for index, one in enumerate(array(inner.get("tools"), place))
-        ]
-        return {
-            "mode": one_of("auto", "required")(inner.get("mode"), f"{name}.allowed_tools.mode"),
-            "names": names,
-        }
-    return {"mode": "required", "name": _chosen(given, name)}
+    if given.get("type") != "allowed_tools":
+        return ToolChoice("required", name=_chosen(given, name))
+    only(given, name, "type", "allowed_tools")
+    inner, place = mapping(given.get("allowed_tools"), f"{name}.allowed_tools"), f"{name}.allowed_tools"
+    only(inner, place, "mode", "tools")
+    chosen = array(inner.get("tools"), f"{place}.tools")
+    names = [_chosen(one, f"{place}.tools[{index}]") for index, one in enumerate(chosen)]
+    if not names:
+        raise bad(f"{place}.tools", f"{place}.tools: expected at least one tool")
+    return ToolChoice(one_of("auto", "required")(inner.get("mode"), f"{place}.mode"), names=names)
 
 
 def _chosen(value: Any, place: str) -> str:
@@ -142,55 +141,38 @@ def _chosen(value: Any, place: str) -> str:
     if given.get("type") != "function":
         raise unsupported(f"{place}.type", given.get("type"), "the model calls functions alone")
     only(given, place, "type", "function")
-    return str(
-        text(mapping(given.get("function"), f"{place}.function").get("name"), f"{place}.function.name")
-    )
+    function = mapping(given.get("function"), f"{place}.function")
+    return str(text(function.get("name"), f"{place}.function.name"))
 
 
 def tool_options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     """The SDK's options of `tools`, `tool_choice` and `parallel_tool_calls`. Raises Refusal."""
-    given = values.get("tools")
-    choice = values.get("tool_choice")
+    given, choice = values.get("tools"), values.get("tool_choice", ToolChoice("auto"))
     if not given:
-        if choice not in (None, "auto", "none"):
+        if choice.mode == "required" or choice.names:
             raise bad("tool_choice", "tool_choice: there are no tools to choose from")
         return {}
     if "tools" not in info.capabilities:
-        raise bad(
-            "tools",
-            f"tools: the chat template of {info.name} has no tool calls. Serve one that has them,"
-            " or leave `tools` out and ask for JSON with `response_format`",
-            "unsupported_parameter",
+        message = (
+            f"tools: the chat template of {info.name} has no tool calls. Serve one that has them, or leave"
         )
-    return {"tools": given, **_choice_options(values, given, choice, info)}
+        how = " `tools` out and ask for JSON with `response_format`"
+        raise bad("tools", message + how, "unsupported_parameter")
+    if values.get("parallel_tool_calls") is False and choice.mode != "none" and not choice.name:
+        choice = replace(choice, max_calls=1)
+    if "strict_tools" not in info.capabilities:
+        _check_free(given, choice)
+    return {"tools": given, "tool_choice": choice}
 
 
-def _choice_options(
-    values: Mapping[str, Any], given: list[dict[str, Any]], choice: Any, info: ModelInfo
-) -> dict[str, Any]:
-    """The SDK's `tool_choice`; strict tools, one call at most and allowed tools need a capability."""
-    strict_known = "strict_tools" in info.capabilities
-    if not strict_known:
-        if choice in (None, "auto") and any("strict" in tool for tool in given):
-            raise bad(
-                "tools",
-                "tools: strict tools need `tool_choice: required` at this scheduler",
-                "unsupported_value",
-            )
-        for tool in given:
-            tool.pop("strict", None)  # where a call is demanded, its arguments always match the schema
-        if values.get("parallel_tool_calls") is False and choice != "none":
-            problem = "parallel_tool_calls: this scheduler does not bound the number of calls"
-            raise bad("parallel_tool_calls", problem, "unsupported_value")
-    if isinstance(choice, dict) and "names" in choice and not strict_known:
-        raise unsupported("tool_choice", "allowed_tools", "this scheduler takes all tools, none or one")
-    if values.get("parallel_tool_calls") is False and choice != "none":
-        return {
-            "tool_choice": {
-                **(choice if isinstance(choice, dict) else {"mode": choice or "auto"}),
-                "max_calls": 1,
-            }
-        }
-    if isinstance(choice, dict) and "name" in choice:
-        return {"tool_choice": choice["name"]}
-    return {} if choice is None else {"tool_choice": choice}
+def _check_free(tools: list[dict[str, Any]], choice: ToolChoice) -> None:
+    """Raises Refusal for what a model whose format of calls has no grammar beside text can't keep."""
+    why = "the model's format of calls has no grammar beside text"
+    if choice.max_calls:
+        raise unsupported("parallel_tool_calls", "false", why)
+    if choice.names:
+        raise unsupported("tool_choice", "allowed_tools", why)
+    if choice.mode == "auto" and any(tool.get("strict") for tool in tools):
+        raise unsupported("tools", "strict", f"{why}; `tool_choice: required` makes arguments match")
+    for tool in tools:
+        tool.pop("strict", None)

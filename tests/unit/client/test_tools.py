@@ -11,7 +11,7 @@ from typing import Any, Literal
 import paceline
 import pytest
 from paceline import conversations, requests, responses
-from paceline.chat import Message, Tool, ToolCall, ToolCallDelta
+from paceline.chat import Message, Tool, ToolCall, ToolCallDelta, ToolChoice
 from paceline.errors import InvalidOutput, InvalidRequest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Delta
@@ -85,6 +85,15 @@ def test_a_tool_without_parameters_takes_no_arguments(tool: Any) -> None:
     assert json.loads(chat(tools=[tool]).tools[0].parameters) == schema
 
 
+def test_a_strict_tool_says_so() -> None:
+    strict = {"type": "function", "function": {"name": "weather", "strict": True}}
+    assert [one.strict for one in chat(tools=[Tool("weather", strict=True), strict, weather]).tools] == [
+        True,
+        True,
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     ("choice", "wire"),
     [
@@ -95,6 +104,11 @@ def test_a_tool_without_parameters_takes_no_arguments(tool: Any) -> None:
         (
             {"type": "function", "function": {"name": "weather"}},
             pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED, name="weather"),
+        ),
+        (ToolChoice(max_calls=1), pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_AUTO, max_calls=1)),
+        (
+            {"mode": "required", "names": ["weather"], "max_calls": 2},
+            pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED, names=["weather"], max_calls=2),
         ),
     ],
 )
@@ -121,15 +135,13 @@ def positional(*things: int) -> None: ...
         ({"tools": [partial(weather)]}, TypeError, r"^tools\[0\]: partial has no name"),
         ({"tools": [positional]}, TypeError, r"^tools\[0\]: positional\(\)"),
         ({"tools": [{"description": "x"}]}, InvalidRequest, r"^tools\[0\] has no 'name'"),
-        (
-            {"tools": [{"name": "x", "strict": True}]},
-            InvalidRequest,
-            r"^tools\[0\] has an unknown field 'strict'",
-        ),
+        ({"tools": [{"name": "x", "strikt": True}]}, InvalidRequest, r"^tools\[0\] has an unknown field"),
         ({"tools": [{"name": "\ud800"}]}, InvalidRequest, r"^tools\[0\].name: "),
         ({"tools": [Tool("x", parameters={"a": Opaque()})]}, TypeError, r"^tools\[0\].parameters: "),
         ({"tool_choice": 3}, InvalidRequest, "^tool_choice: expected auto, none, required or a tool's name"),
         ({"tool_choice": {"type": "function"}}, InvalidRequest, "^tool_choice"),
+        ({"tool_choice": ""}, InvalidRequest, "^tool_choice: expected"),
+        ({"tool_choice": ToolChoice("any")}, InvalidRequest, "^tool_choice.mode: expected auto"),
     ],
 )
 def test_what_is_no_tool_is_refused_by_its_index(
