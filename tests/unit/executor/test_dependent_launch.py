@@ -42,6 +42,7 @@ def test_every_kernel_that_is_launched_begins_with_begin_kernel_or_asks_for_weig
             assert "begin_kernel()" in body, f"{path.name}: {kernel.name}"
             before = "\n".join(body[: body.index("begin_kernel()")])
             calls = {ast.unparse(x.func) for x in ast.walk(ast.parse(before)) if isinstance(x, ast.Call)}
-            assert calls <= {"tl.program_id", "tl.arange", "ask_for_rows"}, f"{path.name}: {kernel.name}"
+            allowed = {"tl.program_id", "tl.arange", "tl.minimum", "ask_for_rows"}  # none reads memory
+            assert calls <= allowed, f"{path.name}: {kernel.name}"
             launched += 1
     assert launched >= 25
