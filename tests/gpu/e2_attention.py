@@ -179,7 +179,8 @@ def _triton(rows: Rows) -> Attend:
     cache = LayerCache(rows.paged(rows.k), rows.paged(rows.v), scales)
     tables = rows.tables()
     counts = np.full(rows.count, rows.q_len, np.int32)
-    tiling = Tiling.of(rows.spec.heads // rows.spec.kv_heads, torch.bfloat16)
+    heads, kv_heads = rows.spec.heads, rows.spec.kv_heads
+    tiling = Tiling.of(heads // kv_heads, torch.bfloat16, rows.spec.head_dim, kv_heads=kv_heads)
     table_starts = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
     arrays = cut(rows.context - counts, counts, table_starts, tiling)
     parts = {name: torch.from_numpy(array).to(rows.device) for name, array in arrays.items()}

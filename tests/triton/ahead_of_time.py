@@ -83,6 +83,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
 BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
+_FEW_BUFFERS = 3  # enough in short rows where pages are looked up ahead: their programs are smaller
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
 _SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
 DEPENDENT = 90
@@ -242,7 +243,8 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     out = torch.empty(4096, shape.heads * shape.head_dim, dtype=shape.dtype, device="meta")
     numbers = torch.zeros(2, dtype=torch.int32, device="meta")
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
-    tiling = Tiling.of(shape.heads // shape.kv_heads, shape.dtype, shape.head_dim)
+    group, windows = shape.heads // shape.kv_heads, (shape.window,)
+    tiling = Tiling.of(group, shape.dtype, shape.head_dim, windows, shape.kv_heads)
     short, long = (Work(items, numbers, how) for _, how in tiling.classes)
     rows = AttentionRows(shape.window, numbers, short, long)
     device = AttentionDevice(Pipelines.of(SHARED_BYTES[architecture] + 1024), lambda _: 1)
@@ -494,6 +496,8 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
         return "it reads factors two bytes at a time" if made.narrow_loads else ""
     is_long = name == "attention, long"
     buffers = BUFFERS[architecture][is_long]
+    if launch.constants["ahead"]:
+        buffers = min(buffers, _FEW_BUFFERS)
     if shape.pages is not None:
         buffers = min(buffers, _CONVERTED_BUFFERS)
     if made.buffers < buffers or not made.ahead:

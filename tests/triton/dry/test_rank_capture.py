@@ -39,7 +39,7 @@ def fake_group(rank: int, ranks: int) -> Iterator[FakeGroup]:
 def test_a_rank_captures_two_sums_a_layer_and_nothing_that_needs_the_host(
     name: str, ranks: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last rank; in the memory that one process needs, which has all logits too."""
+    """The last rank; in about the memory that one process needs, which has all logits, but no ranks' sums."""
     with fake_device(), fake_group(ranks - 1, ranks) as group:
         model, runner = fake_runner(name, BF16, None, layers=LAYERS, pages=100, shard=TensorShard(group))
         _, alone = fake_runner(name, BF16, None, layers=LAYERS, pages=100)
@@ -55,4 +55,4 @@ def test_a_rank_captures_two_sums_a_layer_and_nothing_that_needs_the_host(
         print(
             f"\n{name}, MB at once, {sizes}: {peaks[0] / 1e6:.0f} alone, {peaks[1] / 1e6:.0f} on 1 of {ranks}"
         )
-    assert peaks[1] <= 1.05 * peaks[0]
+    assert peaks[1] <= 1.15 * peaks[0]

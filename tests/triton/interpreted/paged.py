@@ -74,10 +74,10 @@ class Paged:
             self.k.append(k)
             self.v.append(v)
 
-    def tiling(self, split_tokens: int, part: int) -> Tiling:
-        """The model's, with smaller pieces and parts."""
+    def tiling(self, split_tokens: int, part: int, busy: int) -> Tiling:
+        """The model's, with smaller pieces and parts, and as many items."""
         how = Tiling.of(self.heads // self.kv_heads, self.dtype, self.head_dim, (self.window,))
-        short, long = (each._replace(split=split_tokens, part=part) for _, each in how.classes)
+        short, long = (each._replace(split=split_tokens, part=part, busy=busy) for _, each in how.classes)
         return how._replace(short=short, long=long)
 
     def attend(
@@ -89,12 +89,13 @@ class Paged:
         part: int = 512,
         processors: int = 0,
         late: Sequence[int] = (),
+        busy: int = 1 << 20,
     ) -> list[torch.Tensor]:
         """Each row's result [q_len, heads * head_dim], of one step.
 
         `spare` tokens belong to no row, and `padding` items of each class are none. Both classes have pieces
-        of `split_tokens` keys, and parts of up to `part` items. `processors`: see `AttentionRows`. Row i
-        is cut as if it started `late[i]` tokens later than it does.
+        of `split_tokens` keys, parts of up to `part` of them, and about `busy` items, if there are more.
+        `processors`: see `AttentionRows`. Row i is cut as if it started `late[i]` tokens later than it does.
         """
         queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
         tokens = sum(r.q_len for r in rows) + spare
@@ -104,7 +105,7 @@ class Paged:
         counts = np.array([r.q_len for r in rows], np.int32)
         starts = np.array([r.kv_len - r.q_len for r in rows], np.int32)
         tables = np.array([r.sequence for r in rows], np.int32) * np.int32(self.table.shape[1])
-        tiling = self.tiling(split_tokens, part)
+        tiling = self.tiling(split_tokens, part, busy)
         lates = np.array(late or [0] * len(rows), np.int32)
         arrays = cut(starts + lates, counts, tables, tiling, lates)
         parts = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -183,43 +185,67 @@ def test_neither_parts_nor_the_number_of_programs_change_a_bit(window: int) -> N
             assert torch.equal(plain, other)
 
 
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("late", [(), (0, 40, 3, 0)])
+def test_how_pieces_are_shared_out_changes_no_bit(window: int, late: tuple[int, ...]) -> None:
+    """One piece an item, runs of some, and whole blocks, whose results are never stored in between."""
+    paged = Paged([150, 130, 70], window=window)
+    rows = [Row(0, 150, 1), Row(1, 130, 4), Row(2, 70, 40), Row(0, 140, 20)]
+    expected = paged.attend(rows, 32)
+    for busy, part, processors in ((9, 512, 2), (4, 7, 0), (3, 512, 1), (1, 512, 0)):
+        found = paged.attend(rows, 32, part=part, processors=processors, busy=busy, late=late)
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True)), busy
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 300)), min_size=1, max_size=20),
     st.sampled_from([torch.bfloat16, torch.float32]),
     st.integers(1, 17),
     st.sampled_from([0, 1, 700, 2100]),
+    st.sampled_from([1, 3, 10, 1000]),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_items_hold_each_key_that_a_token_sees_once_and_no_part_is_too_large(
-    rows: list[tuple[int, int]], dtype: torch.dtype, group: int, window: int
+    rows: list[tuple[int, int]], dtype: torch.dtype, group: int, window: int, busy: int
 ) -> None:
     starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     tiling = Tiling.of(group, dtype)
-    tiling = Tiling(tiling.short._replace(part=7), tiling.long._replace(part=9), (window,))
+    tiling = Tiling(
+        tiling.short._replace(part=14, busy=busy), tiling.long._replace(part=9, busy=busy), (window,)
+    )
     arrays = cut(starts, counts, np.arange(len(rows), dtype=np.int32) * 1000, tiling)
     flat = np.cumsum(counts) - counts
     covered: dict[tuple[int, int], list[int]] = {}
     for name, how in tiling.classes:
         items, bounds = (arrays[key] for key in names_of(name, window))
+        runs, room = items[: bounds[-1]].tolist(), items[bounds[-1] :]
         assert bounds[0] == 0
-        assert bounds[-1] == len(items)
-        assert (np.diff(bounds) <= how.part).all()
-        blocks = [item[:4] for item in items.tolist()]
-        assert all(bound in (0, len(items)) or blocks[bound] != blocks[bound - 1] for bound in bounds)
-        for first, tokens, position, table, piece in items.tolist():
+        assert not room.any()
+        assert len(items) == sum(run for *_, run, _ in runs)
+        blocks = [item[:4] for item in runs]
+        assert all(bound in (0, len(runs)) or blocks[bound] != blocks[bound - 1] for bound in bounds)
+        for begin, end in pairwise(bounds):
+            taken = [slot + i for *_, run, slot in runs[begin:end] for i in range(run)]
+            assert taken == list(range(len(taken)))
+            assert len(taken) <= how.part
+        for first, tokens, position, table, first_piece, run, _ in runs:
             row = table // 1000
             assert 0 < tokens <= how.block
             assert (position - starts[row], (counts[row] <= SHORT_TOKENS)) == (
                 first - flat[row],
                 name == "short",
             )
-            assert piece * how.split < position + tokens
-            assert not window or (piece + 1) * how.split > position - window + 1  # some key is seen
-            for token in range(tokens):
-                covered.setdefault((row, position + token), []).append(piece)
+            for piece in range(first_piece, first_piece + run):
+                assert piece * how.split < position + tokens
+                assert not window or (piece + 1) * how.split > position - window + 1  # some key is seen
+                for token in range(tokens):
+                    covered.setdefault((row, position + token), []).append(piece)
     for row, (start, count) in enumerate(rows):
         for position in range(start, start + count):
-            pieces, split = covered.pop((row, position)), 512 if count <= SHORT_TOKENS else 2048
+            pieces, split = (
+                covered.pop((row, position)),
+                (tiling.short if count <= SHORT_TOKENS else tiling.long).split,
+            )
             first_seen = max(position - window + 1, 0) if window else 0
             assert pieces == list(range(pieces[0], pieces[-1] + 1))
             assert pieces[0] * split <= first_seen
@@ -246,7 +272,7 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     with pytest.raises(ValueError, match="5 query heads"):
         paged.attend([Row(0, 8, 1)])
     how = Tiling.of(1, torch.float32).short
-    items, bounds = torch.ones(1, 5, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    items, bounds = torch.ones(1, 7, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     with pytest.raises(ValueError, match="bounds"):
         Work(items, bounds.long(), how)
     with pytest.raises(ValueError, match=r"items .* contiguous"):

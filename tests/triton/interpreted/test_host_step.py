@@ -54,5 +54,5 @@ def test_what_a_step_does_not_fill_is_padding() -> None:
     assert parts["follows"] == [2, 1, 0, 0, 0, 0, 0]
     assert parts["first_outputs"][:2] == parts["last_outputs"][:2] == [0, 1]
     assert parts["short_bounds"] == [0, 2, 2, 2, 2, 2, 2]
-    assert parts["short_items"][10:] == [_FREE] * 25
+    assert parts["short_items"][14:] == [_FREE] * 35
     assert parts["tables"][4:] == [_FREE] * 5

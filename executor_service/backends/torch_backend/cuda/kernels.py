@@ -134,7 +134,7 @@ class CudaKernels(PlainKernels):
         return super().new_cache(pages, page_size, kv_heads, head_dim)
 
     def prepare(self, batch: Batch, shape: AttentionShape) -> CudaStep:
-        tiling = Tiling.of(shape.heads_per_kv_head, self.dtype, shape.head_dim, shape.windows)
+        tiling = Tiling.of(shape.heads_per_kv_head, self.dtype, shape.head_dim, shape.windows, shape.kv_heads)
         width = batch.tables.shape[1]
         table_starts = np.arange(len(batch.counts), dtype=np.int32) * np.int32(width)
         arrays = cut(batch.starts, batch.counts, table_starts, tiling)

@@ -100,7 +100,7 @@ class Model:
         """What the work of attention follows from."""
         s = self.spec
         windows = dict.fromkeys(s.window_of(i) for i in range(s.layers))
-        return AttentionShape(s.heads // s.kv_heads, s.head_dim, tuple(windows))
+        return AttentionShape(s.heads // s.kv_heads, s.head_dim, tuple(windows), s.kv_heads)
 
     def new_caches(self, pages: int, page_size: int) -> list[LayerCache]:
         """KV storage of every layer."""

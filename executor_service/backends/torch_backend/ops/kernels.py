@@ -76,6 +76,7 @@ class AttentionShape:
     heads_per_kv_head: int
     head_dim: int
     windows: tuple[int, ...] = (0,)  # of the layers, each once; see `AttentionWeights.window`
+    kv_heads: int = 1  # of this rank
 
 
 @dataclass(frozen=True, slots=True)

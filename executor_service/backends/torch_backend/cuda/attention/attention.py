@@ -1,10 +1,11 @@
 """Paged attention in Triton: decode, verify, chunk and prefill rows over K and V in pages.
 
-The work is cut into items (see `layout/rows.py`). A program computes an item, a query block over one piece of
-its keys, for one KV head. Its matrix has a line for each token and query head of the group, so that K and V
-are read once for all heads that share them. It goes over the keys in tiles with an online softmax (Milakov,
-Gimelshein 2018; FlashAttention-2, Dao 2023). Where a block's keys are in several pieces, which are computed
-side by side, the program that is done last merges the results (Flash-Decoding, Dao et al. 2023).
+The work is cut into items (see `layout/rows.py`). A program computes an item, a query block over a run of
+pieces of its keys, for one KV head. Its matrix has a line for each token and query head of the group, so that
+K and V are read once for all heads that share them. It goes over the keys in tiles with an online softmax
+(Milakov, Gimelshein 2018; FlashAttention-2, Dao 2023). The results of a block's pieces are merged by the
+program that has all of them, or else, where several work side by side, by the one that is done last
+(Flash-Decoding, Dao et al. 2023).
 
 **A row's result depends neither on the other rows, nor on their number, nor on the width of the block
 table**: tiles follow from the model and the row's class, pieces have a fixed size and not a fixed number, and
@@ -44,13 +45,14 @@ _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf woul
 def _attend(
     q, k_pages, v_pages, scales, table, positions, begin, end, score_scale, kv_head,
     kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
-    lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
+    lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, ahead: tl.constexpr,
 ):  # fmt: skip
     """Attention of q [lines, columns] at `positions` [lines] over keys begin..end of one row.
 
     Returns the weighted sums of values [lines, columns], the sums of weights and the highest scores [lines].
     Pages of 8 bits are multiplied as they are, converted to 16 bits or fp32, which have all their numbers:
-    scores are then multiplied by the scales of the keys, and weights by those of the values.
+    scores are then multiplied by the scales of the keys, and weights by those of the values. `ahead`: a
+    tile's pages are looked up while the one before it is computed, so that K and V wait for no lookup.
     """
     scaled: tl.constexpr = k_pages.dtype.element_ty.primitive_bitwidth == 8
     # Weights times scales may be too small for fp16.
@@ -60,11 +62,18 @@ def _attend(
     highest = tl.full([lines], _MASKED, tl.float32)
     total = tl.zeros([lines], tl.float32)
     sums = tl.zeros([lines, columns], tl.float32)
+    page = tl.zeros([tile], tl.int32)
+    if ahead:
+        key = begin + tl.arange(0, tile)
+        page = tl.load(table + key // page_size, mask=key < end, other=0)
     for first in range(begin, end, tile):
         key = first + tl.arange(0, tile)
         live = key < end  # beyond it are unwritten slots, and other rows' pages
-        page = tl.load(table + key // page_size, mask=live, other=0).to(tl.int64)
-        place = (page * page_size + key % page_size) * kv_heads + kv_head
+        if not ahead:
+            page = tl.load(table + key // page_size, mask=live, other=0)
+        place = (page.to(tl.int64) * page_size + key % page_size) * kv_heads + kv_head
+        if ahead:
+            page = tl.load(table + (key + tile) // page_size, mask=key + tile < end, other=0)
         offset = place * head_dim
         k_offset, v_offset = offset[None, :] + d[:, None], offset[:, None] + d[None, :]
         if columns == head_dim:
@@ -121,6 +130,35 @@ def _merge(
     return sums / total[:, None]
 
 
+@triton.jit
+def _piece(
+    out, partial_out, partial_lse, q, k_pages, v_pages, scales, table, first_position, tokens, token,
+    first_seen, mask, real, score_scale, kv_head, piece, pieces, slot,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    used: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
+    split_tokens: tl.constexpr, ahead: tl.constexpr,
+):  # fmt: skip
+    """One piece of a block: its results to `out` [lines, 1] if it is the only one, else to its slot."""
+    line, d = tl.arange(0, lines), tl.arange(0, columns)
+    begin = piece * split_tokens
+    end = tl.minimum(first_position + tokens, begin + split_tokens)  # seen by the block's last token
+    if window:
+        # Tiles begin where they would without a window, so that their sums have the same order.
+        begin += tl.maximum(first_seen - begin, 0) // tile * tile
+    sums, total, highest = _attend(
+        q, k_pages, v_pages, scales, table, first_position + token, begin, end, score_scale, kv_head,
+        kv_heads, head_dim, page_size, window, lines, columns, tile, ahead,
+    )  # fmt: skip
+    total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
+    result = sums / total[:, None]
+    if pieces == 1:
+        tl.store(out + d[None, :], result.to(out.dtype.element_ty), mask=mask)
+    else:
+        place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
+        tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
+        tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
+
+
 # `part` differs between the launches of a step: specialized for it, the kernel would be compiled anew for 1.
 @triton.jit(do_not_specialize=("part",))
 def _attention_kernel(
@@ -129,13 +167,13 @@ def _attention_kernel(
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
     window: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
-    split_tokens: tl.constexpr, item_fields: tl.constexpr,
+    split_tokens: tl.constexpr, item_fields: tl.constexpr, runs: tl.constexpr, ahead: tl.constexpr,
     merge_columns: tl.constexpr, merge_stages: tl.constexpr,
 ):  # fmt: skip
     """Program p: of one part's pairs of (item, KV head), the p-th, and those that are whole grids further.
 
     All heads of an item come first, then the next item. Where a block has several items, the program that
-    finishes the last of them merges their results.
+    finishes the last of them merges the results of all their pieces.
     """
     begin_kernel()
     heads: tl.constexpr = group * kv_heads
@@ -144,19 +182,17 @@ def _attention_kernel(
     first_item, end_item = tl.load(bounds + part), tl.load(bounds + part + 1)
     for work in range(tl.program_id(0), (end_item - first_item) * kv_heads, tl.num_programs(0)):
         kv_head = work % kv_heads
-        number = first_item + work // kv_heads
-        slot = number - first_item
-        item = items + number * item_fields
+        item = items + (first_item + work // kv_heads) * item_fields
         first_token, tokens, first_position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-        table, piece = tl.load(item + 3), tl.load(item + 4)
-        begin = piece * split_tokens
-        end = tl.minimum(first_position + tokens, begin + split_tokens)  # seen by the block's last token
-        first_piece = 0
+        table, first_of_run, run = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+        slot = tl.load(item + 6)
+        first_piece, end_piece = 0, (first_position + tokens - 1) // split_tokens + 1
+        first_seen = 0
         if window:
             first_seen = tl.maximum(first_position - window + 1, 0)  # by the block's first token
             first_piece = first_seen // split_tokens
-            # Tiles begin where they would without a window, so that their sums have the same order.
-            begin += tl.maximum(first_seen - begin, 0) // tile * tile
+        pieces = end_piece - first_piece
+        begin_run, end_run = tl.maximum(first_of_run, first_piece), tl.minimum(first_of_run + run, end_piece)
 
         token = line // group
         head = kv_head * group + line % group
@@ -167,29 +203,33 @@ def _attention_kernel(
         queries = tl.load(
             source + (token * q_stride + head * head_dim)[:, None] + d[None, :], mask=mask, other=0.0
         )
-        sums, total, highest = _attend(
-            queries, k_pages, v_pages, scales, tables + table, first_position + token, begin, end,
-            score_scale, kv_head, kv_heads, head_dim, page_size, window, lines, columns, tile,
-        )  # fmt: skip
-        total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
-        result = sums / total[:, None]
-
-        pieces = (first_position + tokens - 1) // split_tokens + 1 - first_piece
-        if pieces == 1:
-            target = out + first_token.to(tl.int64) * (heads * head_dim)
-            target += (token * (heads * head_dim) + head * head_dim)[:, None] + d[None, :]
-            tl.store(target, result.to(out.dtype.element_ty), mask=mask)
+        lines_out = out + first_token.to(tl.int64) * (heads * head_dim)
+        lines_out += (token * (heads * head_dim) + head * head_dim)[:, None]
+        if runs:
+            for piece in range(begin_run, end_run):
+                _piece(
+                    lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, tables + table,
+                    first_position, tokens, token, first_seen, mask, real, score_scale, kv_head, piece,
+                    pieces, slot + piece - first_of_run, kv_heads, head_dim, page_size, window, used, lines,
+                    columns, tile, split_tokens, ahead,
+                )  # fmt: skip
         else:
-            place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
-            tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
-            tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
-            first_slot = slot - (piece - first_piece)
+            _piece(
+                lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, tables + table,
+                first_position, tokens, token, first_seen, mask, real, score_scale, kv_head, first_of_run,
+                pieces, slot, kv_heads, head_dim, page_size, window, used, lines, columns, tile,
+                split_tokens, ahead,
+            )  # fmt: skip
+        # An item without tokens is one of pieces that its block does not see.
+        if (pieces > 1) & (tokens > 0):
+            first_slot, mine = slot - (first_of_run - first_piece), end_run - begin_run
             arrived = arrivals + first_slot * kv_heads + kv_head
-            tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
-            if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == pieces - 1:
+            tl.debug_barrier()  # all threads have stored before one of them counts the pieces as arrived
+            before = pieces - mine
+            if mine < pieces:
+                before = tl.atomic_add(arrived, mine, sem="acq_rel", scope="gpu")
+            if before == pieces - mine:
                 place = (first_slot.to(tl.int64) * kv_heads + kv_head) * used + line
-                lines_out = out + first_token.to(tl.int64) * (heads * head_dim)
-                lines_out += (token * (heads * head_dim) + head * head_dim)[:, None]
                 # All columns of long rows' blocks at once do not fit into registers.
                 for first in tl.static_range(0, columns, merge_columns):
                     column = first + tl.arange(0, merge_columns)
@@ -199,7 +239,8 @@ def _attention_kernel(
                         inside, real, pieces, kv_heads * used, head_dim, lines, merge_columns, merge_stages,
                     )  # fmt: skip
                     tl.store(lines_out + column[None, :], merged.to(out.dtype.element_ty), mask=inside)
-                tl.store(arrived, 0)  # for the next launch
+                if mine < pieces:
+                    tl.store(arrived, 0)  # for the next launch
 
 
 def paged_attention(
@@ -234,7 +275,7 @@ def paged_attention(
 
 
 def new_arrivals(kv_heads: int, device: torch.device) -> torch.Tensor:
-    """How many items of each block and KV head are done: int32, zero before and after each launch.
+    """How many pieces of each block and KV head are done: int32, zero before and after each launch.
 
     Launches of one stream can share it, as nothing else of them overlaps.
     """
@@ -264,7 +305,7 @@ def attention_launches(
         slots = work.slots
         if not slots:
             continue
-        how = pipeline.of_heads(columns, q.element_size())
+        how = pipeline.of_heads(columns, q.element_size(), plain=not rows.window and cache.k.dtype == q.dtype)
         used, programs = work.cut.block * group, slots * kv_heads
         partial_out = torch.empty(slots, kv_heads, used, head_dim, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(slots, kv_heads, used, dtype=torch.float32, device=q.device)
@@ -283,6 +324,7 @@ def attention_launches(
                     "block_tokens": work.cut.block, "lines": max(power_of_two(used), MIN_SIDE),
                     "columns": columns, "tile": how.tile(columns, q.element_size()),
                     "split_tokens": work.cut.split, "item_fields": ITEM_FIELDS,
+                    "runs": work.cut.in_runs, "ahead": how.ahead,
                     "merge_columns": min(columns, how.merge_columns), "merge_stages": how.merge_stages,
                 },
                 warps=how.warps,

@@ -26,7 +26,9 @@ class Pipeline:
 
     `stages` are Triton's. K and V can only be loaded when the lookup of their pages is done, which takes some
     of the stages: 9 leave four buffers of K and V, 7 three, 5 two, and 3 only one, so that nothing is loaded
-    ahead. Tests compile the kernels and count the buffers.
+    ahead. `ahead_stages` are those where a tile's pages are looked up while the one before it is computed: 4
+    are three buffers. That takes fewer registers, but for windows, pages of 8 bits and other heads, where it
+    takes more. Tests compile the kernels and count the buffers.
     """
 
     tile_bytes: int  # of K, and as much of V, in q's dtype
@@ -34,13 +36,18 @@ class Pipeline:
     stages: int
     merge_stages: int = 1
     merge_columns: int = 32  # of a head, merged at once
+    ahead_stages: int = 0  # 0: pages are never looked up ahead
+    ahead: bool = False
 
-    def of_heads(self, columns: int, number_bytes: int) -> Pipeline:
+    def of_heads(self, columns: int, number_bytes: int, *, plain: bool) -> Pipeline:
         """For heads of this width, whose q has numbers of this size: with tiles of at least MIN_SIDE keys.
 
-        What is larger takes more registers and shared memory: it has fewer buffers, and more warps.
+        What is larger takes more registers and shared memory: it has fewer buffers, and more warps. `plain`:
+        without a window, over pages in q's dtype.
         """
         how = self
+        if plain and columns == _FEW_COLUMNS and number_bytes == 2 and self.ahead_stages:
+            return replace(how, stages=self.ahead_stages, ahead=True)
         if columns > _FEW_COLUMNS:
             how = replace(how, merge_stages=1)
         if self.tile_bytes < MIN_SIDE * columns * number_bytes:
@@ -70,7 +77,7 @@ _PIPELINES = (  # by KiB of shared memory
     (
         228,
         Pipelines(
-            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128),
+            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=4),
             Pipeline(16384, 8, 7),
         ),
     ),
@@ -78,7 +85,7 @@ _PIPELINES = (  # by KiB of shared memory
     (
         164,
         Pipelines(
-            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128),
+            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=4),
             Pipeline(8192, 8, 7),
         ),
     ),

@@ -23,7 +23,8 @@ from executor_service.backends.torch_backend.cuda.layout.token_pages import Toke
 
 _TILE = 256  # tokens, outputs or items of a program
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_TOKENS, _POSITION, _PIECE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)  # fields of an item
+# Fields of an item.
+_TOKENS, _POSITION, _PIECE, _RUN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _resolve_class(
     items, bounds, parts, index, owners, follows, starts, lengths,
     window: tl.constexpr, split: tl.constexpr, fields: tl.constexpr,
 ):  # fmt: skip
-    """Set the positions of a class of items; those of pieces that a block does not see get no tokens."""
+    """Set the positions of a class of items; those of runs that a block does not see get no tokens."""
     live = index < tl.load(bounds + parts)
     item = items + index * fields
     owner = tl.load(owners + tl.load(item, mask=live, other=0), mask=live, other=0) - 1
@@ -144,8 +145,9 @@ def _resolve_class(
     piece = tl.load(item + _PIECE, mask=following, other=0)
     seen = piece * split < position + tokens
     if window:
-        seen &= (piece + 1) * split > position - (window - 1)
-    # One piece, of which nothing is stored: that is what attention finds at position 1 without a token.
+        run = tl.load(item + _RUN, mask=following, other=1)
+        seen &= (piece + run) * split > position - (window - 1)
+    # Attention stores nothing of an item without tokens.
     tl.store(item + _TOKENS, tl.where(seen, tokens, 0), mask=following)
     tl.store(item + _POSITION, tl.where(seen, position, 1), mask=following)
 

@@ -1,7 +1,9 @@
 """`AttentionRows`: the work of a step's attention, cut into items of bounded size.
 
-A query block is a few consecutive tokens of one row. An item is a query block with one piece of its keys, a
-fixed number of them; a piece that is before the window of all of the block's tokens is no item. There are two
+A query block is a few consecutive tokens of one row. Its keys are in pieces, each a fixed number of them; a
+piece that is before the window of all of the block's tokens is left out. An item is a query block with a run
+of consecutive pieces: one where there are few rows, so that many programs share a row, and more where there
+are many, since each item costs time of its own. How pieces are shared out changes no result. There are two
 classes of rows, whose blocks and pieces differ in size: short ones (decodes and verifications), which are
 bound by memory, and long ones (chunks and prompts), bound by arithmetic.
 
@@ -28,10 +30,10 @@ SHORT_TOKENS = 16
 """A short row feeds at most this many tokens: a decode, or a verification of up to 15 drafts."""
 MAX_CONTEXT = 1 << 20
 """Tokens of the longest row: with the sizes below, all pieces of its keys fit into one part."""
-ITEM_FIELDS = 5
+ITEM_FIELDS = 7
 """int32s of an item: the flat index of its block's first token among the step's tokens, the block's number of
-tokens, the first one's position in its sequence, where the row's block table starts, and the number of the
-piece.
+tokens, the first one's position in its sequence, where the row's block table starts, the number of the run's
+first piece, the run's pieces, and the first one's place among the partial results of its launch.
 """
 # Lines of a query block's matrix: its tokens times the query heads that share a KV head. The fewest that a
 # matrix instruction has leave registers and shared memory for more keys on their way. In fp32, for which
@@ -39,10 +41,13 @@ piece.
 # more than 128 dimensions.
 _SHORT_LINES, _LONG_LINES, _LONG_LINES_FP32 = 16, 128, 32
 _LONG_ELEMENTS = 128 * 128  # of a long block's result, at most
-_SHORT_SPLIT, _LONG_SPLIT = 512, 2048
+_SHORT_SPLIT, _LONG_SPLIT = 256, 2048
 _SHORT_PART, _LONG_PART = 4096, 512
 MAX_PART = max(_SHORT_PART, _LONG_PART)
-"""Items of a launch, at most: their partial results are in memory together."""
+"""Pieces of a launch, at most: their partial results are in memory together."""
+# Programs of short rows that keep a device's memory busy: two for each multiprocessor of a large one. Where
+# there are more pieces, items are runs of them. Long rows are bound by arithmetic: each piece is an item.
+_BUSY = 256
 
 
 class Cut(NamedTuple):
@@ -50,7 +55,13 @@ class Cut(NamedTuple):
 
     block: int  # tokens of a query block
     split: int  # keys of an item
-    part: int  # maximum items of one launch; up to MAX_PART
+    part: int  # maximum pieces of one launch; up to MAX_PART
+    busy: int = 0  # items of a step that keep the device busy; 0: each piece is an item
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether items may have several pieces."""
+        return self.busy > 0
 
 
 class Tiling(NamedTuple):
@@ -62,13 +73,21 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(
-        cls, group: int, dtype: torch.dtype, head_dim: int = 128, windows: tuple[int, ...] = (0,)
+        cls,
+        group: int,
+        dtype: torch.dtype,
+        head_dim: int = 128,
+        windows: tuple[int, ...] = (0,),
+        kv_heads: int = 1,
     ) -> Tiling:
-        """For `group` query heads that share a KV head, and q of this dtype."""
+        """For `group` query heads that share each of `kv_heads`, and q of this dtype."""
         long = _LONG_LINES_FP32 if dtype == torch.float32 else _LONG_LINES
         long = min(long, _LONG_ELEMENTS // power_of_two(head_dim))
+        # In other kernels the loop over a run's pieces takes registers that are not there.
+        in_runs = power_of_two(head_dim) == 128 and not any(windows) and dtype != torch.float32
+        busy = max(_BUSY // kv_heads, 1) if in_runs else 0
         return cls(
-            Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART),
+            Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART, busy),
             Cut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),
             windows,
         )
@@ -87,7 +106,7 @@ class Work:
     a tensor that is not int32 or not contiguous.
     """
 
-    items: torch.Tensor  # [items, ITEM_FIELDS]
+    items: torch.Tensor  # [at least the number of pieces, ITEM_FIELDS]
     bounds: torch.Tensor  # [parts + 1]: the items of part i are bounds[i] .. bounds[i + 1] - 1
     cut: Cut
 
@@ -99,7 +118,7 @@ class Work:
 
     @property
     def slots(self) -> int:
-        """Upper bound of the items of a part."""
+        """Upper bound of the pieces of a part, and of its items."""
         return min(len(self.items), self.cut.part)
 
 
@@ -138,7 +157,7 @@ def names_of(which: str, window: int) -> tuple[str, str]:
 
 
 def most_work(arrays: Mapping[str, NDArray[Any]], tiling: Tiling) -> dict[str, int]:
-    """How many items and parts of each class `cut` made, at most for one window."""
+    """How many items and parts of each class `cut` has room for, at most for one window."""
     most = {}
     for which, _ in tiling.classes:
         names = [names_of(which, window) for window in tiling.windows]
@@ -150,13 +169,13 @@ def most_work(arrays: Mapping[str, NDArray[Any]], tiling: Tiling) -> dict[str, i
 def cut(
     starts: Ints, counts: Ints, table_starts: Ints, tiling: Tiling, slacks: Ints | None = None
 ) -> dict[str, Ints]:
-    """The items and bounds of both classes and all windows, by `names_of`.
+    """The items and bounds of both classes and all windows, by `names_of`; items have room for all pieces.
 
     The rows have `starts` cached and `counts` new tokens, at least one; they may have up to `slacks` fewer
     cached ones, and get the items for what they see then, too.
-    starts, counts, table_starts, slacks: [rows]; None: no slacks. A row's items depend on the row alone,
-    hence also its sums and their order. Raises ValueError for a row with more pieces of keys than a part has
-    items.
+    starts, counts, table_starts, slacks: [rows]; None: no slacks. A row's pieces depend on the row alone,
+    hence also its sums and their order; how many of them an item has depends on all rows. Raises ValueError
+    for a row with more pieces of keys than a part has.
     """
     firsts = np.add.accumulate(counts, dtype=np.int32) - counts
     rows = np.array(
@@ -181,7 +200,7 @@ def cut(
 def _cut_class(rows: Ints, longest: int, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
     """The items and bounds of one class, in the layers with one window.
 
-    rows [ITEM_FIELDS, rows]: a block of all of the row's tokens, with its slack in place of the piece;
+    rows [5, rows]: the first four fields of a block of all of the row's tokens, and its slack;
     longest: tokens of none is above it.
     """
     if not rows.shape[1]:
@@ -191,13 +210,28 @@ def _cut_class(rows: Ints, longest: int, how: Cut, window: int, *, last_first: b
         blocks = blocks[:, ::-1]
     _, tokens, positions, _, slacks = blocks
     # From the first key that the block's first token sees to the last one that its last token sees.
-    piece_ends = pieces = (positions + tokens + (how.split - 1)) // how.split
+    ends = pieces = (positions + tokens + (how.split - 1)) // how.split
     if window:
-        pieces = piece_ends - np.maximum(positions - slacks - (window - 1), 0) // how.split
-    ends = np.add.accumulate(pieces, dtype=np.int32)
-    items = blocks.T.repeat(pieces, axis=0)
-    items[:, 4] = np.arange(len(items), dtype=np.int32) - (ends - piece_ends).repeat(pieces)
-    return items, _bounds(ends, how.part)
+        pieces = ends - np.maximum(positions - slacks - (window - 1), 0) // how.split
+    piece_ends = np.add.accumulate(pieces, dtype=np.int32)
+    run = max(int(piece_ends[-1]) // how.busy, 1) if how.in_runs else 1
+    runs = pieces if run == 1 else -(-pieces // run)
+    run_ends = piece_ends if run == 1 else np.add.accumulate(runs, dtype=np.int32)
+    bounds = _bounds(piece_ends, how.part)
+    room = np.zeros((piece_ends[-1], ITEM_FIELDS), np.int32)
+    items = room[: run_ends[-1]]
+    items[:, :4] = blocks[:4].T.repeat(runs, axis=0)
+    of_block = np.arange(len(items), dtype=np.int32) - (run_ends - runs).repeat(runs)  # number of the run
+    before = of_block * run  # pieces of the block
+    items[:, 4] = before + (ends - pieces).repeat(runs)
+    items[:, 5] = 1 if run == 1 else np.minimum(pieces.repeat(runs) - before, run)
+    slots = before + (piece_ends - pieces).repeat(runs)
+    if len(bounds) > 2:  # in most steps there is one part
+        slots -= bounds[bounds.searchsorted(slots, "right") - 1]
+    items[:, 6] = slots
+    if run > 1:
+        bounds = np.append(np.int32(0), run_ends)[np.append(np.int32(0), piece_ends).searchsorted(bounds)]
+    return room, bounds
 
 
 def _blocks(rows: Ints, block: int) -> Ints:
@@ -213,7 +247,7 @@ def _blocks(rows: Ints, block: int) -> Ints:
 
 
 def _bounds(ends: Ints, part: int) -> Ints:
-    """Where parts of at most `part` items begin and end, none of them within a block; these have `ends`."""
+    """Where parts of at most `part` pieces begin and end, none of them within a block; these have `ends`."""
     total = int(ends[-1])
     if total > part and (most := int(np.diff(ends, prepend=0).max())) > part:
         raise ValueError(f"{most} pieces of a row's keys are above the {part} of a launch")

@@ -90,7 +90,9 @@ class DeviceRunner:
         self._shard, self._tell, self._dependent = shard or Whole(), tell, dependent
         self._device = model.kernels.device
         shape = model.attention_shape
-        self._tiling = Tiling.of(shape.heads_per_kv_head, model.kernels.dtype, shape.head_dim, shape.windows)
+        self._tiling = Tiling.of(
+            shape.heads_per_kv_head, model.kernels.dtype, shape.head_dim, shape.windows, shape.kv_heads
+        )
         self._graphs = Graphs(self._device, self._tiling)
         self._ends = RowEnds.of(_MAX_ROWS, self._device)  # of the last step's rows
         self._numbers = torch.arange(_MAX_ROWS, dtype=torch.int32, device=self._device)
