@@ -85,7 +85,7 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
         for layer in model.layers:
             layer.qkv(x)
             layer.output(x)
-            layer.mlp.add(x.clone(), None)
+            layer.mlp.add(x, x.clone())
         model.head(x)
 
     def attention() -> None:

@@ -53,7 +53,6 @@ from executor_service.backends.torch_backend.cuda.linear.quantized import round_
 from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_launch
 from executor_service.backends.torch_backend.cuda.linear.routing import route_launch
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
-    Norm,
     few_rows_launch,
     few_scaled_rows_launch,
     new_arrivals,
@@ -312,15 +311,14 @@ def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         return torch.empty(n, k, dtype=dtype, device="meta")
 
     x, weight, out = new(rows, hidden), new(hidden, hidden), new(rows, hidden)
-    arrivals, norm = new_arrivals(torch.device("meta")), Norm(new(1, hidden, torch.float32)[0], 1e-6)
+    arrivals = new_arrivals(torch.device("meta"))
     yield "few rows", few_rows_launch(x, weight, None, out, arrivals, add=True)
     bias, ups = new(1, hidden)[0], new(8 * hidden, hidden)
-    yield "few rows, normed", few_rows_launch(x, weight, bias, out, arrivals, norm=norm)
+    yield "few rows, bias", few_rows_launch(x, weight, bias, out, arrivals)
     inner, silu = new(rows, 4 * hidden), Activation.SILU
-    yield "few rows, gate", few_rows_launch(x, ups, None, inner, arrivals, norm=norm, activation=silu)
+    yield "few rows, gate", few_rows_launch(x, ups, None, inner, arrivals, activation=silu)
     narrow, down = new(rows, 1024), new(1024, hidden)
     yield "few rows, in parts", few_rows_launch(x, down, None, narrow, arrivals, add=True)
-    yield "few rows, normed parts", few_rows_launch(x, down, None, narrow, arrivals, norm=norm)
     logits = new(rows, shape.vocabulary, torch.float32)
     yield "few rows, head", few_rows_launch(x, new(shape.vocabulary, hidden), None, logits, arrivals)
     wide = torch.float32
@@ -458,14 +456,13 @@ def _blocks(launch: Launch) -> int:
 def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
     """Of weights: how many a multiprocessor may have on their way in a product of few rows.
 
-    `ahead` counts tiles of weights, of rows, and of their norm's weight. There are no more programs than
-    outputs ask for.
+    `ahead` counts tiles of weights and of rows. There are no more programs than outputs ask for.
     """
     weight, constants = launch.arguments["weight"], launch.constants
     assert isinstance(weight, torch.Tensor)
     tile = constants["outputs"] * constants["inputs"] * weight.element_size()
     programs = min(_programs(architecture, launch, made), -(-_blocks(launch) // PROCESSORS[architecture]))
-    return programs * (made.ahead // (2 + constants.get("normed", 0))) * tile
+    return programs * (made.ahead // 2) * tile
 
 
 def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:

@@ -15,14 +15,12 @@ from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.linears import WideLinear
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     MAX_ROWS,
-    Norm,
     few_rows_launch,
     few_scaled_rows_launch,
     new_arrivals,
 )
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.model.norms import Norms
-from executor_service.backends.torch_backend.ops.kernels import OfNormed, PlainKernels
+from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 
 CPU = torch.device("cpu")
@@ -83,23 +81,19 @@ def test_products_equal_those_in_fp32_rounded_once(
 )
 @pytest.mark.parametrize("activation", [None, *Activation])
 @pytest.mark.parametrize("biased", [False, True])
-def test_norms_and_gates_in_a_product_are_those_in_fp32(
+def test_gates_in_a_product_are_those_in_fp32(
     rows: int, n: int, k: int, parts: int, activation: Activation | None, *, biased: bool
 ) -> None:
     torch.manual_seed(rows)
     x, bias = among_nan(rows, k, BF16), torch.randn(2 * n).to(BF16)
-    weight, norm, arrivals = (torch.randn(2 * n, k) / k**0.5).to(BF16), torch.rand(k) + 0.5, new_arrivals(CPU)
+    weight, arrivals = (torch.randn(2 * n, k) / k**0.5).to(BF16), new_arrivals(CPU)
     if activation is None:
         weight, bias = weight[:n].contiguous(), bias[:n].contiguous()
     out = torch.full((rows, n), torch.nan, dtype=BF16)
-    launch = few_rows_launch(
-        x, weight, bias if biased else None, out, arrivals, norm=Norm(norm, 1e-5), activation=activation
-    )
+    launch = few_rows_launch(x, weight, bias if biased else None, out, arrivals, activation=activation)
     assert launch.grid[1] == parts
     launch.run()
-    wide = x.double()
-    normed = norm * wide * (wide.pow(2).mean(1, keepdim=True) + 1e-5).rsqrt()
-    expected = normed @ weight.double().T + (bias if biased else 0)
+    expected = x.double() @ weight.double().T + (bias if biased else 0)
     if activation is not None:
         gate, up = expected.chunk(2, 1)
         expected = activation.of(gate) * up
@@ -161,45 +155,27 @@ def test_a_row_is_bitwise_the_same_beside_any_others(form: Int8 | Fp8 | None) ->
     assert torch.equal(linear(beside)[1:], alone.flip(0)[1:])
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_normed_row_is_bitwise_the_same_beside_any_others_and_with_adapters(*, gated: bool) -> None:
-    class Nothing:
-        """The changes of adapters for a step in which no row has one."""
-
-        def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
-            normed.append(x)
-
+def test_a_gated_row_is_bitwise_the_same_beside_any_others() -> None:
     torch.manual_seed(2)
-    kernels, normed = CudaKernels(CPU, BF16), list[torch.Tensor]()
-    parts = torch.randn(40, 600), torch.randn(40, 600)
-    layer = kernels.gated(*parts) if gated else kernels.linear(parts)
-    assert isinstance(layer, OfNormed)
-    x, norm = torch.randn(4, 600).to(BF16), torch.rand(600)
-    alone = torch.cat([layer.of_normed(row[None], norm, 1e-6) for row in x])
+    layer = CudaKernels(CPU, BF16).gated(torch.randn(40, 600), torch.randn(40, 600))
+    x = torch.randn(4, 600).to(BF16)
+    alone = torch.cat([layer(row[None]) for row in x])
     for rows in (2, 3, 4):
-        assert torch.equal(layer.of_normed(x[:rows], norm, 1e-6), alone[:rows])
-        assert torch.equal(layer.of_normed(x[:rows], norm, 1e-6, Nothing()), alone[:rows])
-        assert torch.equal(normed.pop(), kernels.rms_norm(x[:rows], norm, 1e-6))
+        assert torch.equal(layer(x[:rows]), alone[:rows])
     beside = x.flip(0)
     beside[0] = torch.nan
-    found = layer.of_normed(beside, norm, 1e-6)
+    found = layer(beside)
     assert found[0].isnan().all()
     assert torch.equal(found[1:], alone.flip(0)[1:])
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
-def test_layers_of_normed_rows_equal_those_of_plain_torch(dtype: torch.dtype, rows: int) -> None:
+def test_gated_layers_equal_those_of_plain_torch(dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(6)
-    norm, x = torch.rand(48) + 0.5, (300 * torch.randn(rows, 48)).to(dtype)
-    gate, up = torch.randn(24, 48) / 7, torch.randn(24, 48) / 7
-    ours, theirs = (kind(CPU, dtype) for kind in (CudaKernels, PlainKernels))
-    for gated in (False, True):
-        found = [
-            Norms(k, 1e-6).before(k.gated(gate, up) if gated else k.linear([gate, up]), x, norm)
-            for k in (ours, theirs)
-        ]
-        torch.testing.assert_close(*found, atol=0.03, rtol=0.03)
+    gate, up, x = torch.randn(24, 48) / 7, torch.randn(24, 48) / 7, torch.randn(rows, 48).to(dtype)
+    ours, theirs = (kind(CPU, dtype).gated(gate, up)(x) for kind in (CudaKernels, PlainKernels))
+    torch.testing.assert_close(ours, theirs, atol=0.03, rtol=0.03)
 
 
 def test_with_int8_a_row_is_bitwise_the_same_among_many() -> None:

@@ -38,11 +38,9 @@ class Mlp:
         self.down = shard.summed(kernels, down)
         self.norm, self._norms = norm, norms
 
-    def add(
-        self, residual: torch.Tensor, before: torch.Tensor | None, changes: LayerChanges = NO_CHANGES
-    ) -> None:
-        """residual += mlp(residual), which the norm `before` norms for it."""
-        inner = self._norms.before(self.gated, residual, before, changes.gated)
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += mlp(x)."""
+        inner = self.gated(x, change=changes.gated)
         self._norms.add_linear(self.down, inner, self.norm, residual, changes.down)
 
     def bytes(self) -> int:
@@ -78,14 +76,11 @@ class MixtureMlp:
         spec = checkpoint.spec
         self.experts = experts(kernels, moe, spec.hidden_size, spec.activation, read)
 
-    def add(
-        self, residual: torch.Tensor, before: torch.Tensor | None, changes: LayerChanges = NO_CHANGES
-    ) -> None:
-        """residual [tokens, hidden] += the sum of each token's weighted experts.
+    def add(self, x: torch.Tensor, residual: torch.Tensor, changes: LayerChanges = NO_CHANGES) -> None:
+        """residual += sum of the weighted experts of each token, which adapters do not change.
 
-        `before`: the norm of what router and experts read. Adapters do not change them.
+        Both are [tokens, hidden].
         """
-        x = self._norms.of(residual, before)
         shares, chosen = self._kernels.route(
             self.router(x), self.moe.experts_per_token, renormalize=self.moe.norm_topk_prob
         )

@@ -146,12 +146,12 @@ class Model:
             return self._recorded(x, prepared, caches, changes)
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             change = NO_CHANGES if changes is None else changes.of_layer(i)
-            qkv = norms.before(layer.qkv, x, layer.attention_norm, change.qkv)
+            qkv = layer.qkv(norms.of(x, layer.attention_norm), change=change.qkv)
             if layer.qk_norms is not None:
                 self._norm_together(qkv, layer.qk_norms)
             attended = (attend or kernels.attention)(qkv, cache, prepared, layer.attention)
             norms.add_linear(layer.output, attended, layer.output_norm, x, change.output)
-            layer.mlp.add(x, layer.mlp_norm, change)
+            layer.mlp.add(norms.of(x, layer.mlp_norm), x, change)
         return x
 
     def final(self, residual: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear, OfNormed
+from executor_service.backends.torch_backend.ops.kernels import Kernels, Linear
 
 
 class Norms:
@@ -18,18 +18,6 @@ class Norms:
     def of(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """x [rows, hidden], normed."""
         return x if weight is None else self._kernels.rms_norm(x, weight, self._eps)
-
-    def before(
-        self,
-        layer: Linear | GatedLinear,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        change: Any = None,
-    ) -> torch.Tensor:
-        """layer(x), normed before."""
-        if weight is not None and isinstance(layer, OfNormed):
-            return layer.of_normed(x, weight, self._eps, change)
-        return layer(self.of(x, weight), change=change)
 
     def add(self, x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor) -> None:
         """residual += x, normed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -57,16 +57,6 @@ class GatedLinear(Protocol):
 
 NONE = torch.empty(0)
 """In the place of weights that a layer does not have."""
-
-
-@runtime_checkable
-class OfNormed(Protocol):
-    """A `Linear` or `GatedLinear` that norms its rows itself."""
-
-    def of_normed(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, change: Any = None
-    ) -> torch.Tensor:
-        """What it makes of `Kernels.rms_norm` of x [rows, k]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,9 @@ def _one_row(
     """Rows `column` of weight [n, k] times x [k]: fp32 [outputs]."""
     line = tl.arange(0, lines)
     sums = tl.zeros([outputs, lines], tl.float32)
-    sums, _ = sums_of_rows(
-        sums, x, weight, x, column, there, line, line < 1, 0, k, k, 0,
-        normed=False, inputs=inputs, factor=factor,
-    )  # fmt: skip
+    sums = sums_of_rows(
+        sums, x, weight, column, there, line, line < 1, 0, k, k, 0, inputs=inputs, factor=factor
+    )
     return tl.sum(tl.where(line[None, :] < 1, sums, 0.0), 1)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from executor_service.backends.torch_backend.cuda.linear.pointwise import gated, rms_norm
-from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, Norm, few_rows_launch
+from executor_service.backends.torch_backend.cuda.linear.pointwise import gated
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, few_rows_launch
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.kernels import PlainGated, PlainLinear
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange
@@ -31,7 +31,7 @@ class CudaLinear(PlainLinear):
 class NarrowLinear(CudaLinear):
     """As CudaLinear, in 16 bits. Up to MAX_ROWS rows have a product of their own, which reads weights once.
 
-    That one accumulates `add_to` with a bias, too, and in bf16 norms its rows.
+    That one accumulates `add_to` with a bias, too.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, arrivals: torch.Tensor) -> None:
@@ -52,29 +52,17 @@ class NarrowLinear(CudaLinear):
             change.add(x, out)
         return out
 
-    def of_normed(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, change: LinearChange | None = None
-    ) -> torch.Tensor:
-        """As `OfNormed.of_normed`."""
-        if not norms_in_product(x):
-            return self(rms_norm(x, weight, eps), change=change)
-        out = x.new_empty(len(x), len(self.weight))
-        self.few_normed(x, Norm(weight, eps), out)
-        if change is not None:
-            change.add(rms_norm(x, weight, eps), out)
-        return out
-
-    def few_normed(
-        self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor, activation: Activation | None = None
-    ) -> None:
-        """The product of few rows, normed, to `out`, with an activation of its gates."""
+    def gated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The gated product of up to MAX_ROWS rows, where half of the outputs are gates."""
+        out = x.new_empty(len(x), len(self.weight) // 2)
         few_rows_launch(
-            _with_lines(x), self.weight, self._bias, out, self._arrivals, norm=norm, activation=activation
+            _with_lines(x), self.weight, self._bias, out, self._arrivals, activation=activation
         ).run()
+        return out
 
 
 class NarrowGated(PlainGated):
-    """As PlainGated over a NarrowLinear; few rows have one product, with the norm and the gate."""
+    """As PlainGated over a NarrowLinear; few rows have one product, with the gate."""
 
     def __init__(self, both: NarrowLinear, activation: Activation) -> None:
         super().__init__(both, gated, activation)
@@ -83,22 +71,7 @@ class NarrowGated(PlainGated):
     def __call__(self, x: torch.Tensor, change: LinearChange | None = None) -> torch.Tensor:
         if len(x) > MAX_ROWS or change is not None:  # which adapters have before the gate
             return super().__call__(x, change)
-        return self._gated(x, None)
-
-    def of_normed(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, change: LinearChange | None = None
-    ) -> torch.Tensor:
-        """As `OfNormed.of_normed`."""
-        if not norms_in_product(x):
-            return self(rms_norm(x, weight, eps), change)
-        if change is not None:
-            return gated(self._few.of_normed(x, weight, eps, change), self._activation)
-        return self._gated(x, Norm(weight, eps))
-
-    def _gated(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        out = x.new_empty(len(x), len(self._few.weight) // 2)
-        self._few.few_normed(x, norm, out, self._activation)
-        return out
+        return self._few.gated(x, self._activation)
 
 
 class WideLinear(PlainLinear):
@@ -118,11 +91,6 @@ class WideLinear(PlainLinear):
             out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
             few_rows_launch(_with_lines(x), self.weight, None, out, self._arrivals).run()
         return out if add_to is None else add_to.add_(out)
-
-
-def norms_in_product(x: torch.Tensor) -> bool:
-    """Whether products norm these rows: fp16 may have no room for rows that are not divided by their size."""
-    return len(x) <= MAX_ROWS and x.dtype == torch.bfloat16
 
 
 def _with_lines(x: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,6 @@ result is that of any number of rows, since sums are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -45,14 +43,6 @@ _PROGRAMS = 1024  # that may start before the kernel before ends: more do not fi
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """The RMSNorm of a product's rows."""
-
-    weight: torch.Tensor  # fp32 [k]
-    eps: float
-
-
 @triton.jit
 def ask_for_rows(weight, column, begin, n, k, asked: tl.constexpr):
     """Ask for `asked` lines of the cache of rows `column` of weight [n, k] each, from input `begin` on."""
@@ -63,17 +53,14 @@ def ask_for_rows(weight, column, begin, n, k, asked: tl.constexpr):
 
 @triton.jit
 def sums_of_rows(
-    sums, x, weight, norm, column, there, line, real, begin, end, k, x_stride,
-    normed: tl.constexpr, inputs: tl.constexpr, factor: tl.constexpr,
+    sums, x, weight, column, there, line, real, begin, end, k, x_stride,
+    inputs: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """sums + weight rows `column` [outputs] times the lines of x [lines], over inputs begin..end.
 
-    That is whole tiles, but for the last inputs. Returns sums [outputs, lines], and with `normed` the sums of
-    squares, fp32 [lines]: then each line is multiplied by `norm` [k] first, and the result still has to be
-    divided by the line's root mean square.
+    That is whole tiles, but for the last inputs. Returns sums [outputs, lines].
     """
     w = weight + column.to(tl.int64) * k
-    squares = tl.zeros([line.shape[0]], tl.float32)
     for first in range(begin, end, inputs):
         at = first + tl.arange(0, inputs)
         known = at < k
@@ -81,12 +68,8 @@ def sums_of_rows(
         numbers = tl.load(
             x + line[None, :] * x_stride + at[:, None], mask=known[:, None] & real[None, :], other=0.0
         )
-        if normed:
-            wide = numbers.to(tl.float32)
-            squares += tl.sum(wide * wide, 0)
-            numbers = wide * tl.load(norm + at, mask=known, other=0.0)[:, None]
         sums = tl.dot(factors.to(factor), numbers.to(factor), sums, out_dtype=sums.dtype)
-    return sums, squares
+    return sums
 
 
 @triton.jit
@@ -99,12 +82,10 @@ def halves(both, rounded: tl.constexpr):
 
 @triton.jit
 def _finish(
-    out, bias, sums, squares, column, place, there, real, k, eps,
-    biased: tl.constexpr, add: tl.constexpr, normed: tl.constexpr, activation: tl.constexpr,
+    out, bias, sums, column, place, there, real,
+    biased: tl.constexpr, add: tl.constexpr, activation: tl.constexpr,
 ):  # fmt: skip
     """Store sums [outputs, lines] of weight rows `column` to `place` of out, or half as many with a gate."""
-    if normed:
-        sums *= tl.rsqrt(squares / k + eps)[None, :]
     if biased:
         sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[:, None]
     if activation >= 0:
@@ -117,16 +98,16 @@ def _finish(
 
 @triton.jit(do_not_specialize=("rows",))
 def _few_rows_kernel(
-    out, x, weight, bias, norm, partial, arrivals, rows, n, k, x_stride, eps,
-    biased: tl.constexpr, add: tl.constexpr, normed: tl.constexpr, activation: tl.constexpr,
+    out, x, weight, bias, partial, arrivals, rows, n, k, x_stride,
+    biased: tl.constexpr, add: tl.constexpr, activation: tl.constexpr,
     splits: tl.constexpr, part: tl.constexpr, asked: tl.constexpr,
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs): x W^T of all rows, in fp32.
 
-    They may be normed before; a bias, a gate and what is in `out` with `add` come behind. Of a block's
-    programs the last one that is done adds up what all have, in the order of the inputs. Gates make n results
-    of 2n rows of the weight: half of a block are gates, and half what they let through.
+    A bias, a gate and what is in `out` with `add` come after it. Of a block's programs the last one that is
+    done adds up what all have, in the order of the inputs. Gates make n results of 2n rows of the weight:
+    half of a block are gates, and half what they let through.
     """
     width: tl.constexpr = outputs // 2 if activation >= 0 else outputs
     block, split, output = tl.program_id(0), tl.program_id(1), tl.arange(0, outputs)
@@ -140,34 +121,24 @@ def _few_rows_kernel(
     begin_kernel()
     line = tl.arange(0, lines)
     there, real = block * width + output % width < n, line < rows
-    sums, squares = sums_of_rows(
-        tl.zeros([outputs, lines], tl.float32), x, weight, norm, column, there, line, real,
-        begin, end, k, x_stride, normed, inputs, factor,
+    sums = sums_of_rows(
+        tl.zeros([outputs, lines], tl.float32), x, weight, column, there, line, real,
+        begin, end, k, x_stride, inputs, factor,
     )  # fmt: skip
     result = block * width + tl.arange(0, width)
     place, mask = out + line[None, :] * n + result[:, None], (result < n)[:, None] & real[None, :]
     if splits == 1:
-        _finish(out, bias, sums, squares, column, place, there, mask, k, eps, biased, add, normed, activation)
+        _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
     else:
-        # A part has its sums, then its squares.
-        step = tl.num_programs(0) * ((outputs + 1) * lines)
-        mine = partial + block * ((outputs + 1) * lines)
-        square = mine + outputs * lines + line
-        number = mine + output[:, None] * lines + line[None, :]
+        step = tl.num_programs(0) * (outputs * lines)
+        number = partial + block * (outputs * lines) + output[:, None] * lines + line[None, :]
         tl.store(number + split * step, sums)
-        if normed:
-            tl.store(square + split * step, squares)
         tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
         if tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu") == splits - 1:
             sums = tl.zeros([outputs, lines], tl.float32)
-            squares = tl.zeros([lines], tl.float32)
             for i in tl.static_range(splits):
                 sums += tl.load(number + i * step)
-                if normed:
-                    squares += tl.load(square + i * step)
-            _finish(
-                out, bias, sums, squares, column, place, there, mask, k, eps, biased, add, normed, activation
-            )
+            _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
             tl.store(arrivals + block, 0)  # for the next launch
 
 
@@ -190,10 +161,9 @@ def _few_scaled_rows_kernel(
     there, real = column < n, (line % half < rows) & (line < digits * half)
     sums = tl.zeros([outputs, lines], total)
     source = line // half * rows + line % half
-    sums, _ = sums_of_rows(
-        sums, x, weight, x, column, there, source, real, 0, k, k, x_stride,
-        normed=False, inputs=inputs, factor=factor,
-    )  # fmt: skip
+    sums = sums_of_rows(
+        sums, x, weight, column, there, source, real, 0, k, k, x_stride, inputs=inputs, factor=factor
+    )
     high, low = tl.split(tl.permute(tl.reshape(sums, [outputs, 2, half]), (0, 2, 1)))
     wide = high.to(tl.float32)
     if digits == 2:
@@ -221,15 +191,14 @@ def few_rows_launch(
     arrivals: torch.Tensor,
     *,
     add: bool = False,
-    norm: Norm | None = None,
     activation: Activation | None = None,
 ) -> Launch:
     """The launch of x W^T + bias, with `add` added to `out`, rounded once.
 
     x [rows, k] bf16 or fp16, of at most MAX_ROWS rows, with contiguous columns; weight [n, k] and bias [n],
     in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous. `arrivals`: of
-    `new_arrivals`. With `norm` rows are normed first; fp16 may have no room for what its weight makes of
-    them. With an activation, weight and bias are those of gates, then of ups; out has half as many columns.
+    `new_arrivals`. With an activation, weight and bias are those of gates, then of ups; out has half as many
+    columns.
     """
     k = weight.shape[1]
     width = _OUTPUTS if activation is None else _OUTPUTS // 2
@@ -238,18 +207,17 @@ def few_rows_launch(
     splits, part = _parts(blocks, -(-k // inputs))
     partial = arrivals  # not used
     if splits > 1:
-        partial = torch.empty(splits * blocks * (_OUTPUTS + 1) * _LINES, dtype=torch.float32, device=x.device)
+        partial = torch.empty(splits * blocks * _OUTPUTS * _LINES, dtype=torch.float32, device=x.device)
     return Launch(
         _few_rows_kernel,
         (blocks, splits, 1),
         {
             "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
-            "norm": weight if norm is None else norm.weight, "partial": partial, "arrivals": arrivals,
+            "partial": partial, "arrivals": arrivals,
             "rows": x.shape[0], "n": out.shape[1], "k": k, "x_stride": x.stride(0),
-            "eps": 0.0 if norm is None else norm.eps,
         },
         {
-            "biased": int(bias is not None), "add": int(add), "normed": int(norm is not None),
+            "biased": int(bias is not None), "add": int(add),
             "activation": -1 if activation is None else int(activation), "splits": splits,
             "part": part * inputs, "asked": _asked_lines(blocks * splits, min(part * inputs, k) * size),
             **tiles(weight, x.dtype),
