@@ -32,7 +32,7 @@ def step(layers: int, tokens: int) -> Counter[str]:
 @pytest.mark.parametrize(
     ("tokens", "experts", "total"),
     [
-        (1, ["_route_kernel", "_few_gated_kernel", "_few_down_kernel", "_weigh_kernel"], 11),
+        (1, ["_route_kernel", "_few_gated_kernel", "_few_down_kernel", "_weigh_kernel"], 12),
         (32, ["_route_kernel", "_group_kernel", *PRODUCTS, "_gated_kernel", "_weigh_kernel"], 14),
     ],
 )
