@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from executor_service.contract.model_error import ModelError
 from executor_service.files.json_file import MAX_JSON_BYTES, parse_json
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 """The dtypes of weights that are not quantized."""
 QUANTIZED = frozenset(("F8_E4M3", "I64", "I32", "I8"))

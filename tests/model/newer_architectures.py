@@ -11,6 +11,7 @@ from transformers import (
     Gemma2Config,
     Glm4Config,
     GlmConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -41,6 +42,17 @@ CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "glm4": (Glm4Config, _PAIRS | _HALF),
     "exaone4": (Exaone4Config, {"sliding_window": 13, "layer_types": _ALTERNATING}),
     "gemma2": (Gemma2Config, _CAPPED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 13,
+            "layer_types": _ALTERNATING,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
     "ministral3": (Ministral3Config, {"head_dim": 12, "rope_parameters": _GROWING}),
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
@@ -78,6 +90,13 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "window-of-one": {"sliding_window": 1},
         "bias": {"attention_bias": True},
     },
+    "gpt_oss": {
+        "no-bias": {"attention_bias": False},
+        "one-expert": {"num_experts_per_tok": 1},
+        "wide-heads": {"head_dim": 40},
+        "windows-alone": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 1},
+        "plain-rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    },
     "ministral3": {
         "window": {"sliding_window": 13},
         "not-growing": {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0}},
@@ -95,4 +114,5 @@ FAST_CASES = [
     ("exaone4", "odd-heads"),
     ("gemma2", "plain"),
     ("ministral3", "plain"),
+    ("gpt_oss", "plain"),
 ]

@@ -14,6 +14,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -108,6 +109,7 @@ NEWER_CONFIGS: dict[str, Any] = {
     "glm": lambda: GlmConfig(**_SIZES, head_dim=16),
     "glm4": lambda: Glm4Config(**_SIZES, head_dim=16),
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
+    "gpt_oss": lambda: GptOssConfig(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
     "ministral3": lambda: Ministral3Config(**_SIZES, head_dim=16),
     "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
 }

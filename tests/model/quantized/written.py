@@ -49,7 +49,12 @@ def write(
     tensors, meant = load_file(file), {}
     for key in sorted(tensors):
         module = key.removesuffix(".weight")
-        if not module.endswith(("_proj", "lm_head", "mlp.gate")) or module.endswith(plain) or "vis" in module:
+        if (
+            module == key
+            or not module.endswith(("_proj", "lm_head", "mlp.gate"))
+            or module.endswith(plain)
+            or "vis" in module
+        ):
             continue
         made, meant[key] = quantize(rng, tensors.pop(key).numpy())
         tensors |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in made.items()}

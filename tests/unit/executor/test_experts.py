@@ -9,7 +9,12 @@ import torch
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
-from executor_service.backends.torch_backend.model.experts import EachExpert, GroupedExperts, experts
+from executor_service.backends.torch_backend.model.experts import (
+    EachExpert,
+    GatedWeights,
+    GroupedExperts,
+    experts,
+)
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.routing import route
 from executor_service.backends.torch_backend.ops.stacked_experts import sum_experts
@@ -21,10 +26,10 @@ MOE = MoeSpec(COUNT, 3, 24, True, frozenset({0}))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
 
 
-def read(i: int, inner: int = 24) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def read(i: int, inner: int = 24) -> GatedWeights:
     generator = torch.Generator().manual_seed(i)
     gate, up, down = (torch.randn(inner, HIDDEN, generator=generator) / 6 for _ in range(3))
-    return gate, up, down.T.contiguous()
+    return GatedWeights(gate, up, down.T.contiguous())
 
 
 def grouping(dtype: torch.dtype) -> PlainKernels:
@@ -51,7 +56,10 @@ def test_experts_that_nobody_chose_and_one_that_all_did() -> None:
     x, chosen = torch.randn(5, HIDDEN), torch.full((5, 1), COUNT - 1)
     shares = torch.rand(5, 1)
     out = GroupedExperts(kernels, MOE, HIDDEN, SILU, read)(x, shares, chosen)
-    gate, up, down = read(COUNT - 1)
+    gate, up, down, *_ = read(COUNT - 1)
+    assert isinstance(gate, torch.Tensor)
+    assert isinstance(up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
     expected = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T * shares
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 

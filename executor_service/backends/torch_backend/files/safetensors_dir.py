@@ -33,10 +33,9 @@ class ShardTensor:
 class SafetensorsDirectory:
     """All tensors of `model.safetensors`, or of the shards its index names. Raises ModelError."""
 
-    title: str | None = None  # of a format of quantized weights
-
-    def __init__(self, path: Path, dtypes: frozenset[str] = FLOATS) -> None:
-        self.path = path
+    def __init__(self, path: Path, dtypes: frozenset[str] = FLOATS, title: str | None = None) -> None:
+        """`title`: of a format of quantized weights."""
+        self.path, self.title = path, title
         self.files = self._shards()
         self.tensors: dict[str, ShardTensor] = {}
         self._open: dict[Path, Any] = {}  # kept open, because the library reads the header at each opening

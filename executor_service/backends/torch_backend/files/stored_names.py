@@ -12,6 +12,7 @@ from executor_service.backends.torch_backend.files.architecture.families import 
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+SINKS = "self_attn.sinks"  # of a layer
 
 _FUSED: Mapping[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -32,9 +32,10 @@ from executor_service.backends.torch_backend.files.architecture.families import 
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
-from executor_service.backends.torch_backend.files.checkpoints.formats import open_directory
+from executor_service.backends.torch_backend.files.checkpoints.formats import TensorDirectory, open_directory
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
 from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
+from executor_service.backends.torch_backend.files.packed_experts import PackedExperts
 from executor_service.backends.torch_backend.files.rope_pairs import halves_first, order_of_halves
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
@@ -42,6 +43,7 @@ from executor_service.backends.torch_backend.files.stored_names import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SINKS,
     Place,
     is_rotated,
     place_in_directory,
@@ -104,7 +106,7 @@ def open_checkpoint(path: Path, *, blocks: bool = False) -> Checkpoint:
 
 def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of a model of this spec."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     yield EMBEDDING, (spec.vocab_size, hidden)
     yield FINAL_NORM, (hidden,)
@@ -120,6 +122,8 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield layer + "self_attn.o_proj.weight", (hidden, q)
         if spec.output_bias:
             yield layer + "self_attn.o_proj.bias", (hidden,)
+        if spec.sinks:
+            yield layer + SINKS, (spec.heads,)
         if spec.qk_norm is not QkNorm.NONE:
             together = spec.qk_norm is QkNorm.ALL
             yield layer + "self_attn.q_norm.weight", (q if together else spec.head_dim,)
@@ -127,12 +131,12 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         if spec.moe and i in spec.moe.sparse_layers:
             yield layer + "mlp.gate.weight", (spec.moe.experts, hidden)
             for j in range(spec.moe.experts):
-                yield from _mlp_shapes(f"{layer}mlp.experts.{j}.", hidden, spec.moe.intermediate_size)
+                expert = f"{layer}mlp.experts.{j}."
+                yield from _mlp_shapes(expert, hidden, spec.moe.intermediate_size, bias=spec.moe.clamped)
+            if spec.moe.clamped:
+                yield layer + "mlp.gate.bias", (spec.moe.experts,)
         else:
-            yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size)
-            if spec.mlp_bias:
-                for part, rows in (("gate", inner), ("up", inner), ("down", hidden)):
-                    yield f"{layer}mlp.{part}_proj.bias", (rows,)
+            yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size, bias=spec.mlp_bias)
 
 
 def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
@@ -170,7 +174,11 @@ class DirectoryCheckpoint:
         self.spec = spec_from_config(
             config, read_json(generation) if generation.exists() else {}, "config.json"
         )
-        self._store = open_directory(path, config, "config.json")
+        store = open_directory(path, config, "config.json")
+        self._store: TensorDirectory | PackedExperts = store
+        moe = self.spec.moe
+        if moe is not None and moe.clamped:
+            self._store = PackedExperts(store, moe.experts)
         self.quantization = self._store.title
         self._stored = _model_names(config, self._store.tensors, self.name)
         self._places: dict[str, Place] = {}  # of tensors that are stored under other names
@@ -352,10 +360,11 @@ def _model_names(config: Mapping[str, Any], stored: Collection[str], where: str)
     return {_STACK + name if name.startswith(_STACK_PARTS) else name: name for name in stored}
 
 
-def _mlp_shapes(prefix: str, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield prefix + "gate_proj.weight", (inner, hidden)
-    yield prefix + "up_proj.weight", (inner, hidden)
-    yield prefix + "down_proj.weight", (hidden, inner)
+def _mlp_shapes(prefix: str, hidden: int, inner: int, *, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+        yield f"{prefix}{part}_proj.weight", (rows, columns)
+        if bias:
+            yield f"{prefix}{part}_proj.bias", (rows,)
 
 
 def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:

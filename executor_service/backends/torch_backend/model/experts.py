@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -13,8 +13,19 @@ from executor_service.backends.torch_backend.files.scaled_numbers import Weight,
 from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.ops.stacked_experts import StackedExperts
 
-Read = Callable[[int], tuple[Weight, Weight, Weight]]
-"""The weights of one expert, a gated MLP: gate and up [inner, hidden], down [hidden, inner]."""
+
+class GatedWeights(NamedTuple):
+    """The weights of one expert, a gated MLP."""
+
+    gate: Weight  # [inner, hidden]
+    up: Weight  # the same
+    down: Weight  # [hidden, inner]
+    inner_bias: torch.Tensor | None = None  # [2 inner]: of gate, then of up
+    bias: torch.Tensor | None = None  # [hidden]
+
+
+Read = Callable[[int], GatedWeights]
+"""The weights of an expert, by its number."""
 
 _ALIGNMENT = 16  # bytes: row alignment that grouped products need
 
@@ -40,7 +51,7 @@ class Experts(Protocol):
 def experts(kernels: Kernels, moe: MoeSpec, hidden: int, activation: Activation, read: Read) -> Experts:
     """Grouped experts if the kernels and sizes allow them, else one by one. Reads one expert at a time."""
     aligned = all(size * kernels.dtype.itemsize % _ALIGNMENT == 0 for size in (moe.intermediate_size, hidden))
-    if kernels.sum_experts is not None and aligned:
+    if kernels.sum_experts is not None and aligned and not moe.clamped:
         return GroupedExperts(kernels, moe, hidden, activation, read)
     return EachExpert(kernels, moe, activation, read)
 
@@ -53,8 +64,9 @@ class EachExpert:
     def __init__(self, kernels: Kernels, moe: MoeSpec, activation: Activation, read: Read) -> None:
         self._experts: list[tuple[GatedLinear, Linear]] = []
         for i in range(moe.experts):
-            gate, up, down = read(i)
-            self._experts.append((kernels.gated(gate, up, activation), kernels.linear([down])))
+            w = read(i)
+            gated = kernels.gated(w.gate, w.up, activation, w.inner_bias)
+            self._experts.append((gated, kernels.linear([w.down], w.bias)))
 
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(x)
@@ -88,7 +100,7 @@ class GroupedExperts:
         gate_up = torch.empty(count, 2 * inner, hidden, device=device, dtype=dtype)
         down = torch.empty(count, hidden, inner, device=device, dtype=dtype)
         for i in range(count):
-            gate, up, out = map(plain, read(i))
+            gate, up, out = map(plain, read(i)[:3])
             gate_up[i, :inner], gate_up[i, inner:], down[i] = gate, up, out
         self._weights = StackedExperts(gate_up, down, activation)
 

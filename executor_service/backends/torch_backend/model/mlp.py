@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
-from executor_service.backends.torch_backend.files.scaled_numbers import Weight
 from executor_service.backends.torch_backend.files.weights import Checkpoint
-from executor_service.backends.torch_backend.model.experts import experts
+from executor_service.backends.torch_backend.model.experts import GatedWeights, experts
 from executor_service.backends.torch_backend.model.norms import Norms
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
@@ -66,12 +65,16 @@ class MixtureMlp:
         shard: Shard,
     ) -> None:
         self.moe, self.norm, self._norms, self._shard, self._kernels = moe, norm, norms, shard, kernels
-        self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")])
+        bias = checkpoint.read(prefix + "gate.bias") if moe.clamped else None
+        self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")], bias)
 
-        def read(expert: int) -> tuple[Weight, Weight, Weight]:
-            names = (f"{prefix}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
-            gate, up, down = map(checkpoint.read_weight, names)
-            return gate, up, down
+        def read(expert: int) -> GatedWeights:
+            names = [f"{prefix}experts.{expert}.{part}_proj." for part in ("gate", "up", "down")]
+            gate, up, down = (checkpoint.read_weight(name + "weight") for name in names)
+            biases = [checkpoint.read(name + "bias") for name in names] if moe.clamped else None
+            if biases is None:
+                return GatedWeights(gate, up, down)
+            return GatedWeights(gate, up, down, torch.cat(biases[:2]), biases[2])
 
         spec = checkpoint.spec
         self.experts = experts(kernels, moe, spec.hidden_size, spec.activation, read)

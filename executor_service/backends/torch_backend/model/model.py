@@ -16,7 +16,7 @@ from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.files.architecture.rope.tables import RopeTables, rope_tables
 from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
-from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, FINAL_NORM, HEAD
+from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, FINAL_NORM, HEAD, SINKS
 from executor_service.backends.torch_backend.files.weights import Checkpoint
 from executor_service.backends.torch_backend.model.mlp import MixtureMlp, Mlp
 from executor_service.backends.torch_backend.model.norms import Norms
@@ -239,6 +239,7 @@ class Model:
             window=s.window_of(i),
             query_scales=rope.query_scales,
             score_cap=s.score_cap,
+            sinks=checkpoint.read(prefix + SINKS).float().to(self.kernels.device) if s.sinks else none,
         )
         common = self.kernels, checkpoint, prefix + "mlp.", self._norms
         mlp_norm = self._norm(checkpoint, prefix, s.norms.after_mlp)

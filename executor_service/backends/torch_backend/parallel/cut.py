@@ -15,7 +15,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight
-from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD
+from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD, SINKS
 from executor_service.backends.torch_backend.files.weights import Checkpoint, Part
 
 
@@ -69,6 +69,8 @@ class Cut:
         if name in (EMBEDDING, HEAD):
             return (self.vocabulary,)
         *_, layer, kind = name.split(".")
+        if name.endswith(SINKS):
+            return (self._share(s.heads),)
         together = s.qk_norm is QkNorm.ALL  # its norms are as wide as all heads
         if layer == "q_proj" or (layer == "q_norm" and together):
             return (self._share(s.heads, s.head_dim),)

@@ -7,6 +7,8 @@ from enum import IntEnum
 import torch
 from torch.nn import functional
 
+CLAMP, SLOPE = 7.0, 1.702  # of `Activation.CLAMPED`
+
 
 class Activation(IntEnum):
     """By the number that kernels know it by."""
@@ -16,6 +18,23 @@ class Activation(IntEnum):
     GELU = 1
     """x * Phi(x), by its approximation with tanh (Hendrycks, Gimpel 2016): GeGLU."""
 
+    CLAMPED = 2
+    """gpt-oss's: x * sigmoid(1.702 x), of gates up to 7, times 1 + the other factor between -7 and 7."""
+
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element."""
+        """Element by element; not of `CLAMPED`, which is more than a function of the gate."""
+        assert self is not Activation.CLAMPED
         return functional.silu(x) if self is Activation.SILU else functional.gelu(x, approximate="tanh")
+
+    def join(self, both: torch.Tensor) -> torch.Tensor:
+        """Gated rows: of the left half of each, times its right half; `both` may be overwritten."""
+        gate, up = both.chunk(2, dim=-1)
+        if self is not Activation.CLAMPED:
+            return self.of(gate) * up
+        gate.clamp_(max=CLAMP)
+        up.clamp_(-CLAMP, CLAMP)
+        # In a view of a wider buffer: in a contiguous one, the last numbers take another way through torch's
+        # sigmoid, by their place in the whole batch.
+        sigmoid = torch.empty_like(both).chunk(2, dim=-1)[0]
+        torch.mul(gate, SLOPE, out=sigmoid).sigmoid_()
+        return up.add_(1).mul_(gate).mul_(sigmoid).contiguous()

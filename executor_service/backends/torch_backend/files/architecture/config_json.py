@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.activation import CLAMP, SLOPE, Activation
 from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
 from executor_service.backends.torch_backend.files.architecture.config_windows import window_from_config
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import WRAPPERS, text_part
@@ -91,6 +91,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     window = window_from_config(f, family.window, layers, context, local_rope)
     scales = _scales(f, family, hidden, head_dim)
     score_cap, logit_cap = _caps(f, family)
+    moe = _moe(f, family, layers)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -106,7 +107,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         norm_offset=family.norm_offset,
         embedding_scale=scales.embedding / scales.residual,
         attention_scale=scales.scores,
-        activation=_activation(f, *family.activation),
+        activation=Activation.CLAMPED if moe and moe.clamped else _activation(f, *family.activation),
         rope=rope,
         rotary_dim=rotary_dim,
         qkv_bias=bias(family.biases.qkv),
@@ -114,10 +115,11 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         qk_norm=family.qk_norm,
         tied_embeddings=f.flag("tie_word_embeddings", default=family.tied),
         window=window,
-        moe=_moe(f, family, layers),
+        moe=moe,
         eos_token_ids=stops,
         unrotated=_unrotated(f, family, layers, window),
         mlp_bias=bias(family.biases.mlp),
+        sinks=family.sinks,
         score_cap=score_cap,
         logit_cap=logit_cap,
         logit_scale=scales.logits,
@@ -191,10 +193,16 @@ def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
     if rule.chosen:
         step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
         normed = f.flag("norm_topk_prob", default=False)
+    if rule.clamped:
+        f.only("hidden_act", _ACTIVATIONS[Activation.SILU])
+        f.only("swiglu_alpha", (SLOPE,))
+        f.only("swiglu_limit", (CLAMP,))
+        f.only("experts_per_token", (f.get("num_experts_per_tok", rule.experts_per_token),))
     return MoeSpec(
         experts=f.size(names[0] if names else "num_experts", rule.experts, MAX_EXPERTS),
         experts_per_token=f.size("num_experts_per_tok", rule.experts_per_token, MAX_EXPERTS),
         intermediate_size=f.size(rule.size_field, family.sizes.get(rule.size_field)),
         norm_topk_prob=normed,
         sparse_layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+        clamped=rule.clamped,
     )

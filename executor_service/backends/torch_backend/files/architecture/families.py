@@ -22,6 +22,7 @@ class MixtureRule:
     experts_per_token: int
     size_field: str  # of the size of an expert
     chosen: bool = False  # it says which layers are mixtures, and whether shares are scaled to a sum of 1
+    clamped: bool = False  # as `MoeSpec.clamped`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Family:
     multipliers: bool = False  # of embeddings, of what layers add to them, of scores and logits (Granite)
     caps: tuple[float, float] | None = None  # defaults, of scores and logits; None: it has none
     mixture: MixtureRule | None = None
+    sinks: bool = False
     fused: tuple[str, ...] = ()  # tensors with q, k and v, or gate and up, in one
     renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files' for them
     pairs: bool = False  # directories have the rows of q and k that are rotated together side by side
@@ -360,6 +362,35 @@ FAMILIES: Mapping[str, Family] = {
             ("down_proj", "w2"),
         ),
         gguf_pairs=True,
+    ),
+    "gpt_oss": Family(
+        sizes={
+            "vocab_size": 201_088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131_072,
+        },
+        gguf="",
+        fields=frozenset({"initial_context_length", "swiglu_limit"}),
+        window=WindowRule(size=128, listed=True, period=2),
+        biases=BiasRule(qkv=("attention_bias", True), output=("attention_bias", True)),
+        rope=RopeRule(
+            150_000.0,
+            missing={
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+        ),
+        norm_eps=1e-5,
+        mixture=MixtureRule(128, 4, "intermediate_size", clamped=True),
+        sinks=True,
+        renamed=(("mlp.gate.", "mlp.router."),),
     ),
     "qwen2": Family(sizes=_QWEN, gguf="qwen2", window=_QWEN_WINDOW, biases=_QWEN_BIASES),
     "qwen3": Family(sizes=_QWEN | {"head_dim": 128}, gguf="qwen3", window=_QWEN_WINDOW, qk_norm=QkNorm.HEAD),

@@ -63,13 +63,17 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
-    """A mixture of experts: softmax over all of them, then the `experts_per_token` likeliest."""
+    """A mixture of experts: softmax over all of them, then the `experts_per_token` likeliest.
+
+    `clamped` (gpt-oss): the router and the experts have biases, and `Activation.CLAMPED`.
+    """
 
     experts: int
     experts_per_token: int
     intermediate_size: int
     norm_topk_prob: bool  # the weights of a token's experts are scaled to a sum of 1
     sparse_layers: frozenset[int]  # the layers with experts; others have a dense MLP
+    clamped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,9 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     unrotated: frozenset[int] = frozenset()  # layers without a rotary embedding
     mlp_bias: bool = False
+    sinks: bool = (
+        False  # each query head has a score more, which takes its part of the weights and has no value
+    )
     score_cap: float = 0.0  # attention scores s become cap * tanh(s / cap), if it is not 0
     logit_cap: float = 0.0  # logits likewise, after their scale
     logit_scale: float = 1.0

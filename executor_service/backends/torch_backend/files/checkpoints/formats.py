@@ -14,9 +14,13 @@ from executor_service.backends.torch_backend.files.checkpoints.fp8 import Fp8For
 from executor_service.backends.torch_backend.files.checkpoints.gptq import gptq_format
 from executor_service.backends.torch_backend.files.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.files.checkpoints.quantized_directory import QuantizedDirectory
-from executor_service.backends.torch_backend.files.checkpoints.weight_format import WeightFormat
+from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
+    WeightFormat,
+    module_names,
+)
 from executor_service.backends.torch_backend.files.safetensors_dir import SafetensorsDirectory
 from executor_service.files.fields import Fields, shown
+from executor_service.files.safetensors_header import FLOATS
 
 FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "fp8": Fp8Format,
@@ -26,6 +30,8 @@ FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
 }
 """Formats by their `quant_method`."""
 _KEY = "quantization_config"
+MXFP4 = "MXFP4"
+"""The title of stacked experts in blocks of 4 bits, which `PackedExperts` reads."""
 
 TensorDirectory = SafetensorsDirectory | QuantizedDirectory
 """A directory's tensors, quantized or not."""
@@ -43,6 +49,11 @@ def open_directory(path: Path, config: Mapping[str, Any], where: str) -> TensorD
     method = q.get("quant_method", "bitsandbytes" if _is_bitsandbytes(given) else None)
     if method is None:
         raise q.fault("quant_method is missing")
+    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+        module_names(q, ["modules_to_not_convert"])
+        q.ignore(*METADATA)
+        q.refuse_unread()
+        return SafetensorsDirectory(path, FLOATS | {"U8"}, MXFP4)
     if not isinstance(method, str) or method not in FORMATS:
         raise q.fault(f"quant_method {shown(method)} is not supported, only {', '.join(FORMATS)}")
     form = FORMATS[method](q)
