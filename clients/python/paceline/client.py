@@ -111,7 +111,8 @@ class Client:
         """Start generating. Iterating over the result yields Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
         stream = ResumableStream(identified(request))
-        return Generation(self._schedulers, stream, timeout_s, options.get("schema"))
+        key = self._schedulers.affinity(request, options)
+        return Generation(self._schedulers, stream, timeout_s, options.get("schema"), key)
 
     def complete(
         self,
@@ -145,6 +146,7 @@ class Client:
             pb.GenerateUnaryRequest(request=request),
             timeout_s,
             self._schedulers.failover_timeout_s,
+            self._schedulers.affinity(request, options),
         )
         return responses.completions(reply, max(request.n, 1), options.get("schema"))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
 from paceline import errors
+from paceline.affinity import affinity_key
 from paceline.channel import Link, Metadata, Security, open_channel
 from paceline.endpoint import HEALTH_CHECK, SERVING, SchedulerEndpoint
 from paceline.failover import Attempts, Rotation, addresses_of
@@ -40,7 +41,7 @@ class SchedulerConnections:
         self.metadata = security.metadata
         self.endpoints = [_endpoint(address, security) for address in self.addresses]
         self.closed = threading.Event()
-        self._rotation = Rotation(len(self.endpoints))
+        self._rotation = Rotation(self.addresses)
 
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
@@ -54,8 +55,12 @@ class SchedulerConnections:
         view.metadata = metadata
         return view
 
-    def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
-        """The attempts of a call that begins now."""
+    def affinity(self, request: pb.GenerateRequest, options: Mapping[str, Any]) -> bytes:
+        """The request's key among several schedulers; b"" where there is one."""
+        return affinity_key(request, options.get("affinity_key", "")) if len(self.addresses) > 1 else b""
+
+    def attempts(self, timeout_s: float | None, failover_timeout_s: float, key: bytes = b"") -> Attempts:
+        """The attempts of a call that begins now. `key`: of `affinity`."""
         now = time.monotonic()
         return Attempts(
             self._rotation,
@@ -63,6 +68,7 @@ class SchedulerConnections:
             timeout_s=timeout_s,
             failover_timeout_s=failover_timeout_s,
             load_wait_s=self.failover_timeout_s,
+            key=key,
         )
 
     def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
@@ -75,8 +81,14 @@ class SchedulerConnections:
         self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc._CallIterator[pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
-        stub = self.endpoints[attempts.address_index].scheduler
-        return stub.Generate(request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata))
+        address = attempts.address_index
+        call = self.endpoints[address].scheduler.Generate(
+            request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata)
+        )
+        self._rotation.began(address)
+        if not call.add_callback(lambda: self._rotation.ended(address)):
+            self._rotation.ended(address)  # the call has ended already
+        return call
 
     def call(
         self,
@@ -84,18 +96,20 @@ class SchedulerConnections:
         request: _Request,
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
+        key: bytes = b"",
     ) -> _Reply:
         """Make a unary call, on one scheduler after the other until one takes it. Raises `paceline.errors`.
 
         `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
-        together; `failover_timeout_s` is the time in which a lost attempt is repeated.
+        together; `failover_timeout_s` is the time in which a lost attempt is repeated; `key`: of `affinity`.
         """
-        attempts = self.attempts(timeout_s, failover_timeout_s)
+        attempts = self.attempts(timeout_s, failover_timeout_s, key)
         while True:
             call, left_s = (
                 method(self.endpoints[attempts.address_index]),
                 attempts.timeout_s(time.monotonic()),
             )
+            self._rotation.began(address := attempts.address_index)
             try:
                 reply = call(request, timeout=left_s, metadata=(*self.metadata, *attempts.metadata))
             except grpc.RpcError as error:
@@ -103,6 +117,8 @@ class SchedulerConnections:
             else:
                 attempts.answered()
                 return reply
+            finally:
+                self._rotation.ended(address)
             if self.closed.wait(self.wait_s(attempts, failure)):
                 raise failure
 

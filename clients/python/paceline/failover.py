@@ -6,9 +6,11 @@ that clock. An address is an index into the client's list of addresses.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from paceline.affinity import choice, preference
 from paceline.errors import DeadlineExceeded, DuplicateRequest, PacelineError, RetryLater, Unavailable
 
 FAILOVER_TIMEOUT_S = 30.0
@@ -46,20 +48,42 @@ def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
 class Rotation:
     """The order in which the calls of a client try its addresses.
 
-    Each call begins with the next address in turn. Addresses marked as down come last.
+    A call with a key begins where that key's prompts are cached, unless the client has too many live calls
+    there (AFFINITY in scheduler.proto); one without begins with the next address in turn. Addresses marked as
+    down come last.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = tuple(addresses)
         self._next = 0
+        self._live = [0] * len(self._addresses)  # calls
+        self._counting = threading.Lock()  # they end in threads of gRPC
         self._down: dict[int, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
 
-    def order(self, now: float) -> list[int]:
-        """All addresses, in the order in which a call should try them."""
-        first = self._next
-        self._next = (first + 1) % self._count
-        turn = [(first + i) % self._count for i in range(self._count)]
+    def order(self, now: float, key: bytes = b"") -> list[int]:
+        """All addresses, in the order in which a call should try them. `key`: of `affinity_key`."""
+        count = len(self._addresses)
+        if key and count > 1:
+            at = {address: index for index, address in enumerate(self._addresses)}
+            first = at[choice(key, {address: self._live[at[address]] for address in self._addresses})]
+            turn = [
+                first,
+                *(at[address] for address in preference(key, self._addresses) if at[address] != first),
+            ]
+        else:
+            turn = [(self._next + i) % count for i in range(count)]
+            self._next = (self._next + 1) % count
         return sorted(turn, key=lambda address: self._is_down(address, now))
+
+    def began(self, address: int) -> None:
+        """Count a call at this address."""
+        with self._counting:
+            self._live[address] += 1
+
+    def ended(self, address: int) -> None:
+        """Count it no more."""
+        with self._counting:
+            self._live[address] -= 1
 
     def up(self, address: int) -> None:
         """Mark an address that has answered as usable."""
@@ -99,11 +123,13 @@ class Attempts:
         timeout_s: float | None,
         failover_timeout_s: float,
         load_wait_s: float = 0.0,
+        key: bytes = b"",
     ) -> None:
-        self._rotation = rotation
+        """`key`: of `affinity_key`; empty: the call begins with the next address in turn."""
+        self._rotation, self._key = rotation, key
         self._deadline = None if timeout_s is None else now + timeout_s
         self._failover_timeout_s = failover_timeout_s
-        self._untried = rotation.order(now)
+        self._untried = rotation.order(now, key)
         self._answered = False  # whether the current attempt received a message
         self._refusals: list[RetryLater] = []  # in this round through the addresses
         self._refusals_here = 0  # in a row, by schedulers of the current address
@@ -185,7 +211,9 @@ class Attempts:
             raise error
         if self._answered or self._lost_at is None:
             self._lost_at, self._wait_s, self._refusals = now, MIN_WAIT_S, []
-            self._untried = [other for other in self._rotation.order(now) if other != self.address_index]
+            self._untried = [
+                other for other in self._rotation.order(now, self._key) if other != self.address_index
+            ]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
         """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
@@ -202,7 +230,7 @@ class Attempts:
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller
-        self._untried = self._rotation.order(now)
+        self._untried = self._rotation.order(now, self._key)
         self.address_index = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)

@@ -31,11 +31,13 @@ class Generation:
         stream: ResumableStream,
         timeout_s: float | None,
         schema: SchemaLike | None,
+        key: bytes,
     ) -> None:
+        """`key`: of the connections' `affinity`."""
         self._schedulers = schedulers
         self._stream = stream
         self._collector = Collector(schema)
-        self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s)
+        self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s, key)
         self._call: grpc._CallIterator[pb.GenerateResponse] | None = None
         self._closed = threading.Event()
         self._begin_attempt()

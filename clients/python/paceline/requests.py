@@ -43,6 +43,9 @@ class Options(TypedDict, total=False):
     priority: int  # higher is served first
     labels: Mapping[str, str]  # names and texts for the scheduler's log
     cache_salt: str  # prompts share cached prefixes only under the same salt
+    affinity_key: (
+        str  # requests with the same one go to the same scheduler; default: by the prompt's beginning
+    )
     request_id: str  # default: a random one
     model: str  # the served model, the default, or an adapter
     return_prompt_token_ids: bool  # see Started.prompt_token_ids
@@ -128,6 +131,9 @@ def generate_request(
             set_chat_option(request.messages, name, value)
         elif name in GRAMMARS:
             set_grammar(request, name, value)
+        elif name == "affinity_key":
+            if not isinstance(value, str):
+                raise TypeError(f"affinity_key: expected a text, got {type(value).__name__}")
         elif name == "speculation":
             request.speculation.CopyFrom(speculation(value))
         else:

@@ -57,7 +57,7 @@ TABLE = Table(
     Field("chat_template_kwargs", mapping, "variables of the chat template, such as `enable_thinking`"),
     Field("continue_final_message", boolean, "the last message goes on"),
     Field("add_generation_prompt", boolean, "false needs `continue_final_message`"),
-    Field("prompt_cache_key", sampling.label, "taken; requests go where their beginning is cached anyway"),
+    Field("prompt_cache_key", sampling.label, "requests with the same key go to the same scheduler"),
     Field("include_reasoning", None, "reasoning comes apart from the answer", (True,)),
     Field("echo", None, "the answer has no prompt in it", (False,)),
     Field("add_special_tokens", None, "the chat template writes them", (False,)),
@@ -115,6 +115,8 @@ def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
         raise bad(
             place, f"{place}: the model's template has no place for it; leave it out", "unsupported_value"
         )
+    if "prompt_cache_key" in values:
+        options["affinity_key"] = values["prompt_cache_key"]
     if "chat_template_kwargs" in values:
         options["template_arguments"] = values["chat_template_kwargs"]
     if values.get("continue_final_message"):

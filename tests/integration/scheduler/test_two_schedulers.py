@@ -12,6 +12,8 @@ from typing import Annotated
 import paceline
 import pytest
 from paceline import aio, errors
+from paceline.affinity import affinity_key, choice
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion
 from pydantic import BaseModel, Field
 
@@ -140,9 +142,11 @@ async def test_a_blocking_clients_stream_goes_on_on_the_other_scheduler_to_the_s
         return essence(whole), whole.parsed, running.resumptions
 
     with pair(tmp_path, *ORACLE, "--step-ms", "10") as both:
+        key = affinity_key(pb.GenerateRequest(text="x"))
+        begins = both.addresses.index(choice(key, dict.fromkeys(both.addresses, 0)))
         expected, resumed = await asyncio.gather(
-            asyncio.to_thread(use, both.addresses[1:], None),
-            asyncio.to_thread(use, both.addresses, both.schedulers[0].kill),  # it begins at the first address
+            asyncio.to_thread(use, [both.addresses[1 - begins]], None),
+            asyncio.to_thread(use, both.addresses, both.schedulers[begins].kill),
         )
         assert resumed == (*expected[:2], 1)
 

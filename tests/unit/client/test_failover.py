@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 from paceline import errors
+from paceline.affinity import affinity_key
 from paceline.failover import MAX_LOSSES, Attempts, Rotation, addresses_of
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 REFUSED = errors.Unavailable("failed to connect to all addresses")
 BROKEN = errors.Unavailable("Socket closed")
@@ -41,12 +43,26 @@ def test_addresses_are_one_or_several_and_each_once() -> None:
 
 
 def test_calls_begin_at_each_address_in_turn() -> None:
-    rotation = Rotation(3)
+    rotation = Rotation("abc")
     assert [attempts(rotation).address_index for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+def test_calls_with_a_key_begin_at_its_scheduler_unless_that_has_too_many_of_them() -> None:
+    """By AFFINITY's vector of this text; none gets more than 1.25 of the mean, rounded up."""
+    addresses = ["10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.3:50051"]
+    rotation, key = Rotation(addresses), affinity_key(pb.GenerateRequest(text="hello"))
+    assert [address + 1 for address in rotation.order(0.0, key)] == [2, 3, 1]
+    for _ in range(2):
+        rotation.began(1)
+    assert [address + 1 for address in rotation.order(0.0, key)] == [3, 2, 1]
+    rotation.ended(1)
+    rotation.down(1, 0.0)
+    assert [address + 1 for address in rotation.order(0.0, key)] == [3, 1, 2]
+    assert attempts(rotation).address_index == 0  # without a key: in turn
+
+
 def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -> None:
-    rotation = Rotation(2)
+    rotation = Rotation("ab")
     rotation.down(0, 0.0)
     rotation.down(0, 0.5)  # another call has found out too
     assert {rotation.order(0.9)[0] for _ in range(4)} == {1}
@@ -59,7 +75,7 @@ def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -
 
 @pytest.mark.parametrize("refusal", [REFUSED, FULL, errors.Unavailable("draining", reason="DRAINING")])
 def test_a_refusal_is_the_callers_once_all_have_refused(refusal: errors.RetryLater) -> None:
-    call = attempts(Rotation(3))
+    call = attempts(Rotation("abc"))
     tried = [call.address_index]
     for _ in range(2):
         assert call.failed(refusal, 0.0) == 0.0
@@ -70,7 +86,7 @@ def test_a_refusal_is_the_callers_once_all_have_refused(refusal: errors.RetryLat
 
 
 def test_the_refusal_that_is_told_is_the_one_that_ends_first() -> None:
-    call = attempts(Rotation(3))
+    call = attempts(Rotation("abc"))
     call.failed(FULL, 0.0)
     call.failed(errors.QueueFull("full", retry_after_s=0.5), 0.0)
     with pytest.raises(errors.QueueFull) as caught:
@@ -94,7 +110,7 @@ FINAL = [
 @pytest.mark.parametrize("error", FINAL, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("answered", [False, True])
 def test_other_errors_are_tried_nowhere_else(error: errors.PacelineError, answered: bool) -> None:
-    call = attempts(Rotation(2))
+    call = attempts(Rotation("ab"))
     if answered:
         call.answered()
     with pytest.raises(type(error)):
@@ -106,7 +122,7 @@ LOST = [(False, BROKEN), (True, BROKEN), (True, errors.Unavailable("down", reaso
 
 @pytest.mark.parametrize(("answered", "error"), LOST)
 def test_a_lost_call_goes_to_another_at_once(answered: bool, error: errors.Unavailable) -> None:
-    call = attempts(Rotation(2))
+    call = attempts(Rotation("ab"))
     if answered:
         call.answered()
     assert call.failed(error, 0.0) == 0.0
@@ -115,7 +131,7 @@ def test_a_lost_call_goes_to_another_at_once(answered: bool, error: errors.Unava
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_lost_call_with_one_address_waits_for_it_and_not_for_ever(answered: bool) -> None:
-    call = attempts(Rotation(1), failover_timeout_s=10)
+    call = attempts(Rotation("a"), failover_timeout_s=10)
     if answered:
         call.answered()
     times: list[float] = []
@@ -127,27 +143,27 @@ def test_a_lost_call_with_one_address_waits_for_it_and_not_for_ever(answered: bo
 
 
 def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:
-    call = attempts(Rotation(2))
+    call = attempts(Rotation("ab"))
     call.answered()
     call.failed(BROKEN, 0.0)
     assert call.failed(FULL, 0.0) == 3.0
 
 
 def test_the_attempt_before_may_still_be_live_where_a_lost_call_is_sent_again() -> None:
-    call = attempts(Rotation(1))
+    call = attempts(Rotation("a"))
     call.failed(BROKEN, 0.0)
     assert call.failed(errors.DuplicateRequest("request_id: is live"), 0.1) > 0
 
 
 def test_each_loss_after_something_was_received_has_its_own_time() -> None:
-    call, now = attempts(Rotation(1), failover_timeout_s=10), 0.0
+    call, now = attempts(Rotation("a"), failover_timeout_s=10), 0.0
     for _ in range(20):
         call.answered()
         now += 9 + call.failed(BROKEN, now)
 
 
 def test_a_call_that_ends_one_scheduler_after_the_other_is_given_up() -> None:
-    call = attempts(Rotation(1))
+    call = attempts(Rotation("a"))
     for _ in range(MAX_LOSSES - 1):
         call.failed(BROKEN, 0.0)
     with pytest.raises(errors.Unavailable):
@@ -155,7 +171,7 @@ def test_a_call_that_ends_one_scheduler_after_the_other_is_given_up() -> None:
 
 
 def test_the_callers_deadline_bounds_all_attempts_together() -> None:
-    call = attempts(Rotation(1), timeout_s=2)
+    call = attempts(Rotation("a"), timeout_s=2)
     assert call.timeout_s(0.5) == 1.5
     call.answered()
     times: list[float] = []
@@ -168,7 +184,7 @@ LOADING = errors.Unavailable("no executor yet", reason="NOT_READY", retry_after_
 
 
 def test_a_call_that_all_refuse_waits_once_at_a_scheduler_whose_model_is_loading() -> None:
-    call = Attempts(Rotation(2), 0.0, timeout_s=None, failover_timeout_s=30, load_wait_s=5.0)
+    call = Attempts(Rotation("ab"), 0.0, timeout_s=None, failover_timeout_s=30, load_wait_s=5.0)
     assert call.failed(LOADING, 0.0) == 0.0
     assert (call.address_index, call.metadata) == (1, ())  # the other one may serve
     assert call.failed(FULL, 0.0) == 0.0
@@ -178,6 +194,6 @@ def test_a_call_that_all_refuse_waits_once_at_a_scheduler_whose_model_is_loading
 
 
 def test_a_call_waits_for_no_model_if_its_client_does_not_want_to() -> None:
-    call = Attempts(Rotation(1), 0.0, timeout_s=None, failover_timeout_s=0)
+    call = Attempts(Rotation("a"), 0.0, timeout_s=None, failover_timeout_s=0)
     with pytest.raises(errors.Unavailable, match="no executor yet"):
         call.failed(LOADING, 0.0)

@@ -147,6 +147,6 @@ async def test_details_that_cannot_be_read_are_left_out(run: Run, lie: str) -> N
 
 @pytest.mark.parametrize("hint_s", [0.0, 1e-9])
 def test_a_scheduler_that_says_at_once_is_not_asked_without_a_pause(hint_s: float) -> None:
-    attempts = Attempts(Rotation(1), 0.0, timeout_s=None, failover_timeout_s=30.0)
+    attempts = Attempts(Rotation("a"), 0.0, timeout_s=None, failover_timeout_s=30.0)
     attempts.failed(errors.Unavailable("lost"), 0.0)
     assert attempts.failed(errors.QueueFull("full", retry_after_s=hint_s), 1.0) >= 0.1

@@ -84,6 +84,7 @@ def test_options_of_a_chat_go_with_its_messages() -> None:
 
 def test_the_options_are_all_that_the_wire_has() -> None:
     others = {"speculation", "returns", "schema", "regex", "choices", "grammar", "structural_tag"}
+    others.add("affinity_key")  # for the client alone
     assert set(EVERYTHING) | CHAT_ONLY | others == set(requests.Options.__annotations__)
     on_wire = {
         field.name for kind in (pb.SamplingParams, pb.StopConditions) for field in kind.DESCRIPTOR.fields

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import grpc.aio
 
 from paceline import errors
+from paceline.affinity import affinity_key
 from paceline.aio.calls import reply_of
 from paceline.channel import Link, Metadata, Security, open_aio_channel
 from paceline.endpoint import HEALTH_CHECK, SERVING, SchedulerEndpoint
@@ -47,7 +48,7 @@ class AsyncSchedulerConnections:
         self.metadata = security.metadata
         self.endpoints = [_endpoint(address, security) for address in self.addresses]
         self._closing = asyncio.Event()  # one for all views
-        self._rotation = Rotation(len(self.endpoints))
+        self._rotation = Rotation(self.addresses)
 
     def view(self, metadata: Metadata) -> Self:
         """The same channels, whose calls have other metadata. Closing one of them closes all."""
@@ -66,8 +67,12 @@ class AsyncSchedulerConnections:
         for endpoint in self.endpoints:
             await endpoint.channel.close()
 
-    def attempts(self, timeout_s: float | None, failover_timeout_s: float) -> Attempts:
-        """The attempts of a call that begins now."""
+    def affinity(self, request: pb.GenerateRequest, options: Mapping[str, Any]) -> bytes:
+        """The request's key among several schedulers; b"" where there is one."""
+        return affinity_key(request, options.get("affinity_key", "")) if len(self.addresses) > 1 else b""
+
+    def attempts(self, timeout_s: float | None, failover_timeout_s: float, key: bytes = b"") -> Attempts:
+        """The attempts of a call that begins now. `key`: of `affinity`."""
         now = time.monotonic()
         return Attempts(
             self._rotation,
@@ -75,6 +80,7 @@ class AsyncSchedulerConnections:
             timeout_s=timeout_s,
             failover_timeout_s=failover_timeout_s,
             load_wait_s=self.failover_timeout_s,
+            key=key,
         )
 
     async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
@@ -88,8 +94,13 @@ class AsyncSchedulerConnections:
         self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
     ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
-        stub = self.endpoints[attempts.address_index].scheduler
-        return stub.Generate(request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata))
+        address = attempts.address_index
+        call = self.endpoints[address].scheduler.Generate(
+            request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata)
+        )
+        self._rotation.began(address)
+        call.add_done_callback(lambda _: self._rotation.ended(address))
+        return call
 
     async def call(
         self,
@@ -97,18 +108,20 @@ class AsyncSchedulerConnections:
         request: _Request,
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
+        key: bytes = b"",
     ) -> _Reply:
         """Make a unary call, on one scheduler after the other until one takes it. Raises `paceline.errors`.
 
         `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
-        together; `failover_timeout_s` is the time in which a lost attempt is repeated.
+        together; `failover_timeout_s` is the time in which a lost attempt is repeated; `key`: of `affinity`.
         """
-        attempts = self.attempts(timeout_s, failover_timeout_s)
+        attempts = self.attempts(timeout_s, failover_timeout_s, key)
         while True:
             call, left_s = (
                 method(self.endpoints[attempts.address_index]),
                 attempts.timeout_s(time.monotonic()),
             )
+            self._rotation.began(address := attempts.address_index)
             try:
                 metadata = (*self.metadata, *attempts.metadata)
                 reply = await reply_of(call(request, timeout=left_s, metadata=metadata))
@@ -117,6 +130,8 @@ class AsyncSchedulerConnections:
             else:
                 attempts.answered()
                 return reply
+            finally:
+                self._rotation.ended(address)
             await asyncio.sleep(await self.wait_s(attempts, failure))
             if self.closed:
                 raise failure
