@@ -41,13 +41,18 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import (
     tile_panels,
     tile_rows,
 )
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, gelu32, silu32
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
+    FLAGS,
+    clamped32,
+    gelu32,
+    silu32,
+)
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 Array = NDArray[np.float32]
 ComputeChunk = Callable[[int, int], None]
 
-_GELU = int(Activation.GELU)
+_GELU, _CLAMPED = int(Activation.GELU), int(Activation.CLAMPED)
 _PAIRS = 2  # maximum of pairs of panels per tile
 _BLOCK_ROWS = 96  # rows of X that fit into the second-level cache beside a chunk of W
 
@@ -267,6 +272,9 @@ def _put_gated(
             if activation == _GELU:
                 for j in range(len(result)):
                     result[j] = gelu32(gates[j]) * ups[j]
+            elif activation == _CLAMPED:
+                for j in range(len(result)):
+                    result[j] = clamped32(gates[j], ups[j])
             else:
                 for j in range(len(result)):
                     result[j] = silu32(gates[j]) * ups[j]

@@ -14,6 +14,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from executor_service.backends.torch_backend.files.architecture.activation import CLAMP, SLOPE
+
 FLAGS = {"reassoc", "contract", "nsz", "arcp"}
 """Fast-math without nnan and ninf: a NaN must reach the row's logits, where it is reported."""
 
@@ -24,6 +26,7 @@ _C0, _C1, _C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.flo
 _C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _GELU_1 = np.float32(2 * (2 / np.pi) ** 0.5)
 _GELU_3 = np.float32(2 * (2 / np.pi) ** 0.5 * 0.044715)
+_CLAMP, _SLOPE = np.float32(CLAMP), np.float32(SLOPE)
 _HALF, _ONE, _TWO, _ZERO = np.float32(0.5), np.float32(1.0), np.float32(2.0), np.float32(0.0)
 
 
@@ -82,6 +85,14 @@ def silu32(x: np.float32) -> np.float32:
 def gelu32(x: np.float32) -> np.float32:
     """x * (1 + tanh(u)) / 2 = x * sigmoid(2u) for u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
     return x / (_ONE + exp32(-_GELU_1 * x - _GELU_3 * x * x * x))
+
+
+@njit(nogil=True, error_model="numpy", fastmath=FLAGS)
+def clamped32(gate: np.float32, up: np.float32) -> np.float32:
+    """`Activation.CLAMPED`: both factors within their bounds, sigmoid(1.702 gate) * gate * (up + 1)."""
+    gate = _CLAMP if gate > _CLAMP else gate
+    up = _CLAMP if up > _CLAMP else (-_CLAMP if up < -_CLAMP else up)
+    return (up + _ONE) * gate / (_ONE + exp32(-_SLOPE * gate))
 
 
 @njit(nogil=True, error_model="numpy", fastmath=FLAGS)

@@ -8,10 +8,11 @@ import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
-from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.activation import CLAMP, SLOPE, Activation
 
 _COLUMNS = 1024  # per program of `gated`
-_GELU = tl.constexpr(int(Activation.GELU))
+_GELU, _CLAMPED = tl.constexpr(int(Activation.GELU)), tl.constexpr(int(Activation.CLAMPED))
+_CLAMP, _SLOPE = tl.constexpr(CLAMP), tl.constexpr(SLOPE)
 _GELU_1, _GELU_3 = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135481282629013)
 
 
@@ -37,7 +38,13 @@ def _norm_kernel(
 @triton.jit
 def joined(gate, up, activation: tl.constexpr, dtype: tl.constexpr):
     """activation(gate) * up, of fp32, in `dtype`."""
-    turn = gate * (_GELU_1 + _GELU_3 * gate * gate) if activation == _GELU else gate
+    turn = gate
+    if activation == _GELU:
+        turn = gate * (_GELU_1 + _GELU_3 * gate * gate)
+    elif activation == _CLAMPED:
+        gate = tl.where(gate > _CLAMP, _CLAMP, gate)  # keeps NaN, as minimum need not
+        up = tl.where(up > _CLAMP, _CLAMP, tl.where(up < -_CLAMP, -_CLAMP, up)) + 1.0
+        turn = gate * _SLOPE
     # It is rounded before it is multiplied, as torch does in two steps.
     opened = (gate / (1.0 + tl.exp(-turn))).to(dtype).to(tl.float32)
     return (opened * up).to(dtype)
