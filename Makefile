@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-clients test-triton lint wheel kernels format protos bench bench-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-page test-clients test-triton lint wheel kernels format protos bench bench-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `p
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
 	cd tests/gateway && npm ci --no-audit --no-fund
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai --numprocesses 2 --dist loadfile $(ARGS)
+
+test-page: $(STAMP) ## The chat page in a browser: needs chromium and chromedriver (apt install chromium-driver)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m browser $(ARGS)
 
 test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
 	.ci/clients $(BIN) $(ARGS)

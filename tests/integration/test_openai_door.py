@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from paceline import Completion, aio
 from paceline_openai import Bounds
+from paceline_openai.pages import ASSETS
 from service_kit.identity import token_hash
 
 from tests.support.openai_door import Door, serving_door
@@ -249,6 +251,22 @@ async def test_metrics_docs_and_schema_are_served(door: Door) -> None:
     assert b"max_completion_tokens" in docs.body
     assert "/v1/embeddings" in (await door.ask("/openapi.json")).json["paths"]
     assert (await door.ask("/health")).status == 200
+
+
+async def test_the_chat_page_loads_files_of_this_server_alone_and_no_script_within(door: Door) -> None:
+    page = await door.ask("/")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+    assert len(named) == 4
+    assert "<script>" not in page.body.decode()
+    loaded = {f"/{one}" for one in named if one.startswith("page/")}
+    for path in sorted(loaded):
+        text = (await door.ask(path)).body.decode()
+        loaded |= {f"/page/{one}" for one in re.findall(r'from "\./(\S+)"', text)}
+        assert "://" not in text
+        assert "innerHTML" not in text
+    assert loaded == set(ASSETS)
+    assert {(await door.ask(path)).status for path in loaded} == {200}
 
 
 async def test_callers_keys_are_their_tokens_and_a_body_is_read_for_none_without_one(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from paceline_openai.exchange import Exchange
 from paceline_openai.fields import Field
 from paceline_openai.routes import ENDPOINTS, Endpoint
 
-ASSETS: Mapping[str, tuple[str, bytes]] = {}
+_KINDS = {"css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
+ASSETS: Mapping[str, bytes] = {
+    f"/page/{name}": _KINDS[name.rpartition(".")[2]]
+    for name in ("api.js", "chat.css", "chat.js", "conversation.js", "store.js", "turns.js")
+}
+"""Files of the chat page, and their types."""
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
     b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -38,19 +43,19 @@ async def schema(exchange: Exchange) -> None:
 
 
 async def chat(exchange: Exchange) -> None:
-    """GET /: until there is a page to chat with, the docs."""
-    await docs(exchange)
+    """GET /."""
+    await exchange.reply(_file("/page/index.html"), headers=[_HTML, *_HEADERS])
 
 
 async def asset(exchange: Exchange) -> None:
-    """A file of a page."""
-    name, kind = ASSETS[exchange.path]
-    await exchange.reply(_file(name), headers=[(b"content-type", kind), *_HEADERS])
+    """A file of the chat page."""
+    headers = [(b"content-type", ASSETS[exchange.path]), *_HEADERS]
+    await exchange.reply(_file(exchange.path), headers=headers)
 
 
 @cache
-def _file(name: str) -> bytes:
-    return files("paceline_openai").joinpath("page", name).read_bytes()
+def _file(path: str) -> bytes:
+    return files("paceline_openai").joinpath(path.removeprefix("/")).read_bytes()
 
 
 @cache
