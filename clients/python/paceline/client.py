@@ -1,4 +1,5 @@
-"""The blocking client of schedulers. `paceline.aio.client` has the same client for asyncio."""
+# Generated from aio/client.py by .ci/blocking-clients: change that.
+"""The blocking client of schedulers."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self, Unpack
 
-import grpc
-
 from paceline import errors, requests, responses
+from paceline.calls import replies_of
 from paceline.channel import Security
 from paceline.chat import Message, MessageLike
 from paceline.connections import SchedulerConnections
@@ -291,18 +291,12 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        calls = [
-            endpoint.scheduler.Abort.future(request, timeout=timeout_s, metadata=self._schedulers.metadata)
-            for endpoint in self._schedulers.endpoints
-        ]
-        replies, failure = [], None
-        for call in calls:
-            try:
-                replies.append(call.result())
-            except grpc.RpcError as error:
-                failure = errors.from_rpc(error)
-        if failure is not None and not replies:
-            raise failure
+        methods = [endpoint.scheduler.Abort for endpoint in self._schedulers.endpoints]
+        outcomes = replies_of(methods, request, timeout_s, self._schedulers.metadata)
+        replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
+        for outcome in outcomes:
+            if isinstance(outcome, errors.PacelineError) and not replies:
+                raise outcome
         return responses.aborted(ids, replies)
 
     def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
@@ -314,10 +308,9 @@ class Client:
 
     def status(self, *, timeout_s: float | None = None) -> Status:
         """The live counters of one scheduler that answers."""
+        request = pb.GetStatusRequest()
         return responses.status(
-            self._schedulers.call(
-                lambda endpoint: endpoint.scheduler.GetStatus, pb.GetStatusRequest(), timeout_s
-            )
+            self._schedulers.call(lambda endpoint: endpoint.scheduler.GetStatus, request, timeout_s)
         )
 
     def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:

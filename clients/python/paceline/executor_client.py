@@ -1,3 +1,4 @@
+# Generated from aio/executor.py by .ci/blocking-clients: change that.
 """The blocking client of an executor: one method per RPC, a stream of steps, and sessions.
 
 Steps are protobuf messages here too, without Python types of their own: they are the hot path, and
@@ -6,7 +7,6 @@ their arrays are packed already.
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 import grpc
 
 from paceline import errors
+from paceline.calls import Exchange, Replies, reply_of, shielded
 from paceline.channel import PLAINTEXT, Link, Metadata, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
@@ -59,13 +60,11 @@ class ExecutorClient:
 
     def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
         """The model's tokenizer.json, chat template, end-of-sequence ids and generation defaults."""
-        call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s, metadata=self._metadata)
+        request = pb.GetTokenizerRequest()
+        call = Replies(self._stub.GetTokenizer(request, timeout=timeout_s, metadata=self._metadata))
         pieces = Pieces[pb.GetTokenizerResponse]()
-        try:
-            for piece in call:
-                pieces.add(piece)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        while (piece := call.read()) is not None:
+            pieces.add(piece)
         return pieces.joined()
 
     def get_caches(
@@ -123,7 +122,7 @@ class ExecutorClient:
             yield session
         finally:
             with suppress(errors.PacelineError):  # unreachable or restarted: then the lease expires
-                self.close_session(session.id, timeout_s=timeout_s or 5.0)
+                shielded(self.close_session(session.id, timeout_s=timeout_s or 5.0))
 
     # Steps
 
@@ -247,10 +246,7 @@ class ExecutorClient:
         request: _Request,
         timeout_s: float | None,
     ) -> _Reply:
-        try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        return reply_of(method, request, timeout_s, self._metadata)
 
 
 class StepStream:
@@ -266,8 +262,7 @@ class StepStream:
         timeout_s: float | None,
         metadata: Metadata,
     ) -> None:
-        self._outbox: queue.SimpleQueue[pb.StreamUnifiedDecodeRequest | None] = queue.SimpleQueue()
-        self._call = method(iter(self._outbox.get, None), timeout=timeout_s, metadata=metadata)
+        self._call = Exchange(method, timeout_s, metadata)
 
     def __enter__(self) -> Self:
         return self
@@ -277,21 +272,17 @@ class StepStream:
 
     def close(self) -> None:
         """Close the stream. Steps in flight are computed nevertheless, and no cache is released."""
-        self._outbox.put(None)
         self._call.cancel()
 
     def send(self, step: pb.Step) -> None:
-        """Queue one step for sending. If the stream is lost, `recv` raises the error."""
-        self._outbox.put(pb.StreamUnifiedDecodeRequest(step=step))
+        """Send one step, without waiting for its result. Where the stream is lost, this or `recv` raises."""
+        self._call.send(pb.StreamUnifiedDecodeRequest(step=step))
 
     def recv(self) -> pb.StepResult:
         """Wait for the next result. Not for concurrent use. Raises StepRefused, and `paceline.errors`."""
-        try:
-            reply = next(self._call)
-        except StopIteration:
-            raise errors.Unavailable("the executor ended the stream") from None
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from None
+        reply = self._call.read()
+        if reply is None:
+            raise errors.Unavailable("the executor ended the stream")
         if reply.HasField("error"):
             cause = errors.from_code(reply.error.code, reply.error.message)
             raise errors.StepRefused(cause.message, code=cause.code) from cause

@@ -1,14 +1,13 @@
+# Generated from aio/generation.py by .ci/blocking-clients: change that.
 """A running Generate call of the blocking client."""
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Self
 
-import grpc
-
 from paceline import errors
+from paceline.calls import Flag, Replies, is_set_within
 from paceline.collector import Collector
 from paceline.connections import SchedulerConnections
 from paceline.resume import END_TIMEOUT_S, ResumableStream
@@ -21,8 +20,8 @@ class Generation:
     """A running Generate call: an iterator of events that may be closed at any time.
 
     The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
-    and StreamLost if the stream was interrupted and can't be continued. Leaving a `with` block, `close()`
-    and garbage collection cancel the request: the scheduler leaves it out of all further steps.
+    and StreamLost if the stream was interrupted and can't be continued. Leaving a `with` block,
+    `close()` and garbage collection cancel the request: the scheduler leaves it out of all further steps.
     """
 
     def __init__(
@@ -38,8 +37,8 @@ class Generation:
         self._stream = stream
         self._collector = Collector(schema)
         self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s, key)
-        self._call: grpc._CallIterator[pb.GenerateResponse] | None = None
-        self._closed = threading.Event()
+        self._call: Replies[pb.GenerateResponse] | None = None
+        self._closed = Flag()
         self._begin_attempt()
 
     def __enter__(self) -> Self:
@@ -63,10 +62,14 @@ class Generation:
         return event
 
     def __del__(self) -> None:
-        self.close()
+        if self._call is not None:
+            self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the request if it is running, and end the iteration. Safe at any time, from any thread."""
+        """Cancel the request if it is running, and end the iteration. Safe at any time.
+
+        The blocking client's may be called from any thread.
+        """
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
@@ -111,42 +114,32 @@ class Generation:
     def _next(self) -> Event:
         """The next event, of the current attempt or of one that continues it."""
         while True:
+            assert self._call is not None
+            # If only the end of the stream is missing, it comes soon, or is made.
+            limit_s = END_TIMEOUT_S if self._stream.is_complete else None
             try:
-                message = self._read()
-            except StopIteration:
+                message = self._call.read(limit_s)
+            except errors.PacelineError as error:
+                failure = error
+            else:
+                if message is not None:
+                    self._attempts.answered()
+                    if (event := self._stream.see(message)) is not None:
+                        return event
+                    continue
                 if not self._closed.is_set():
                     self._stream.check_end()
-                raise
-            except grpc.RpcError as error:
-                failure = errors.from_rpc(error)
-            else:
-                self._attempts.answered()
-                if (event := self._stream.see(message)) is not None:
-                    return event
-                continue
-            if self._closed.is_set() or self._stream.is_complete:  # closed by another thread, meanwhile
+                raise StopIteration
+            if self._closed.is_set() or self._stream.is_complete:  # closed meanwhile
                 raise StopIteration
             self._recover(failure)
-
-    def _read(self) -> pb.GenerateResponse:
-        """The attempt's next message. If only the end of the stream is missing, it comes soon, or is made."""
-        assert self._call is not None
-        if not self._stream.is_complete or not self._call.is_active():
-            return next(self._call)
-        limit = threading.Timer(END_TIMEOUT_S, self._call.cancel)
-        limit.daemon = True
-        limit.start()
-        try:
-            return next(self._call)
-        finally:
-            limit.cancel()
 
     def _recover(self, failure: errors.PacelineError) -> None:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
         address = self._schedulers.addresses[self._attempts.address_index]
         try:
             wait_s = self._schedulers.wait_s(self._attempts, failure)
-            if self._closed.wait(wait_s):
+            if is_set_within(self._closed, wait_s):
                 raise StopIteration
             if self._schedulers.closed.is_set():
                 raise failure

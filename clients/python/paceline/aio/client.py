@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self, Unpack
 
-from paceline import requests, responses
-from paceline.aio.calls import reply_of
-from paceline.aio.connections import AsyncSchedulerConnections
+from paceline import errors, requests, responses
+from paceline.aio.calls import replies_of
+from paceline.aio.connections import SchedulerConnections
 from paceline.aio.generation import Generation
 from paceline.channel import Security
 from paceline.chat import Message, MessageLike
@@ -69,7 +68,7 @@ class Client:
         security: Security | None = None,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
     ) -> None:
-        self._schedulers = AsyncSchedulerConnections(
+        self._schedulers = SchedulerConnections(
             addresses_or_default(addresses), security_or_default(security), failover_timeout_s
         )
         self.addresses = self._schedulers.addresses
@@ -297,14 +296,11 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        calls = [
-            reply_of(endpoint.scheduler.Abort(request, timeout=timeout_s, metadata=self._schedulers.metadata))
-            for endpoint in self._schedulers.endpoints
-        ]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        methods = [endpoint.scheduler.Abort for endpoint in self._schedulers.endpoints]
+        outcomes = await replies_of(methods, request, timeout_s, self._schedulers.metadata)
         replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
         for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not replies:
+            if isinstance(outcome, errors.PacelineError) and not replies:
                 raise outcome
         return responses.aborted(ids, replies)
 

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 
 from paceline import errors
 from paceline.affinity import affinity_key
-from paceline.aio.calls import reply_of
-from paceline.channel import Link, Metadata, Security, open_aio_channel
-from paceline.endpoint import HEALTH_CHECK, SERVING, SchedulerEndpoint
+from paceline.aio.calls import (
+    Endpoint,
+    Flag,
+    Replies,
+    endpoint_at,
+    in_thread,
+    is_set_within,
+    replies_of,
+    reply_of,
+)
+from paceline.channel import Metadata, Security
+from paceline.endpoint import HEALTH_CHECK, SERVING
 from paceline.failover import Attempts, Rotation, addresses_of
 from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
-from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-
-if TYPE_CHECKING:
-    from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceAsyncStub
-    from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
-AsyncEndpoint: TypeAlias = (
-    "SchedulerEndpoint[grpc.aio.Channel, SchedulerServiceAsyncStub, AdminServiceAsyncStub]"
-)
 
-
-def _endpoint(address: str, security: Security) -> AsyncEndpoint:
-    channel = open_aio_channel(address, Link.PUBLIC, security)
-    return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
-
-
-class AsyncSchedulerConnections:
+class SchedulerConnections:
     """A channel to each of one or several schedulers. `failover_timeout_s`: of calls that generate."""
 
     def __init__(self, addresses: str | Sequence[str], security: Security, failover_timeout_s: float) -> None:
         self.addresses = addresses_of(addresses)
         self.failover_timeout_s = failover_timeout_s
         self.metadata = security.metadata
-        self.endpoints = [_endpoint(address, security) for address in self.addresses]
-        self._closing = asyncio.Event()  # one for all views
+        self.endpoints = [endpoint_at(address, security) for address in self.addresses]
+        self.closed = Flag()  # one for all views
         self._rotation = Rotation(self.addresses)
 
     def view(self, metadata: Metadata) -> Self:
@@ -56,14 +48,9 @@ class AsyncSchedulerConnections:
         view.metadata = metadata
         return view
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
-
     async def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
-        self._closing.set()
+        self.closed.set()
         for endpoint in self.endpoints:
             await endpoint.channel.close()
 
@@ -87,24 +74,24 @@ class AsyncSchedulerConnections:
         """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
         address, schedulers = self.addresses[attempts.address_index], 1
         if isinstance(failure, errors.RetryLater) and failure.reason and dns_name(address) is not None:
-            schedulers = await asyncio.to_thread(schedulers_behind, address)
+            schedulers = await in_thread(schedulers_behind, address)
         return attempts.failed(failure, time.monotonic(), schedulers)
 
     def generate(
         self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
-    ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
+    ) -> Replies[pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
         address = attempts.address_index
-        call = self.endpoints[address].scheduler.Generate(
-            request, timeout=timeout_s, metadata=(*self.metadata, *attempts.metadata)
-        )
+        metadata = (*self.metadata, *attempts.metadata)
+        method = self.endpoints[address].scheduler.Generate
+        call = Replies(method(request, timeout=timeout_s, metadata=metadata))
         self._rotation.began(address)
-        call.add_done_callback(lambda _: self._rotation.ended(address))
+        call.on_end(lambda: self._rotation.ended(address))
         return call
 
     async def call(
         self,
-        method: Callable[[AsyncEndpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
         request: _Request,
         timeout_s: float | None,
         failover_timeout_s: float = 0.0,
@@ -117,14 +104,11 @@ class AsyncSchedulerConnections:
         """
         attempts = self.attempts(timeout_s, failover_timeout_s, key)
         while True:
-            call, left_s = (
-                method(self.endpoints[attempts.address_index]),
-                attempts.timeout_s(time.monotonic()),
-            )
-            self._rotation.began(address := attempts.address_index)
+            address, left_s = attempts.address_index, attempts.timeout_s(time.monotonic())
+            call, metadata = method(self.endpoints[address]), (*self.metadata, *attempts.metadata)
+            self._rotation.began(address)
             try:
-                metadata = (*self.metadata, *attempts.metadata)
-                reply = await reply_of(call(request, timeout=left_s, metadata=metadata))
+                reply = await reply_of(call, request, left_s, metadata)
             except errors.PacelineError as error:
                 failure = error
             else:
@@ -132,28 +116,24 @@ class AsyncSchedulerConnections:
                 return reply
             finally:
                 self._rotation.ended(address)
-            await asyncio.sleep(await self.wait_s(attempts, failure))
-            if self.closed:
+            if await is_set_within(self.closed, await self.wait_s(attempts, failure)):
                 raise failure
 
     async def is_serving(self, timeout_s: float | None) -> bool:
-        """Whether a scheduler says by grpc.health.v1 that it serves. The call sends no metadata."""
-
-        async def ask(endpoint: AsyncEndpoint) -> bool:
-            check: grpc.aio.UnaryUnaryMultiCallable[None, bytes] = endpoint.channel.unary_unary(
+        """Whether a scheduler says by grpc.health.v1 that it serves. The calls send no metadata."""
+        checks: list[grpc.aio.UnaryUnaryMultiCallable[None, bytes]] = [
+            endpoint.channel.unary_unary(
                 HEALTH_CHECK,
                 request_serializer=lambda _: b"",  # an empty HealthCheckRequest: the whole server
                 response_deserializer=lambda reply: reply,
             )
-            with suppress(errors.PacelineError):
-                return await reply_of(check(None, timeout=timeout_s)) == SERVING
-            return False
-
-        return any(await asyncio.gather(*map(ask, self.endpoints)))
+            for endpoint in self.endpoints
+        ]
+        return SERVING in await replies_of(checks, None, timeout_s)
 
     async def call_all(
         self,
-        method: Callable[[AsyncEndpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
         request: _Request,
         timeout_s: float | None,
     ) -> list[_Reply]:
@@ -162,6 +142,5 @@ class AsyncSchedulerConnections:
         `timeout_s` is the deadline of each call.
         """
         return [
-            await reply_of(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
-            for endpoint in self.endpoints
+            await reply_of(method(endpoint), request, timeout_s, self.metadata) for endpoint in self.endpoints
         ]

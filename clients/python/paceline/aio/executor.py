@@ -6,17 +6,15 @@ their arrays are packed already.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Self, TypeVar
 
-import grpc
 import grpc.aio
 
 from paceline import errors
-from paceline.aio.calls import outcome_of, reply_of
-from paceline.channel import PLAINTEXT, Link, Security, open_aio_channel
+from paceline.aio.calls import Exchange, Replies, reply_of, shielded
+from paceline.channel import PLAINTEXT, Link, Metadata, Security, open_aio_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
 from paceline.pieces import Pieces
@@ -61,9 +59,10 @@ class ExecutorClient:
 
     async def get_tokenizer(self, *, timeout_s: float | None = None) -> pb.GetTokenizerResponse:
         """The model's tokenizer.json, chat template, end-of-sequence ids and generation defaults."""
-        call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s, metadata=self._metadata)
+        request = pb.GetTokenizerRequest()
+        call = Replies(self._stub.GetTokenizer(request, timeout=timeout_s, metadata=self._metadata))
         pieces = Pieces[pb.GetTokenizerResponse]()
-        while isinstance(piece := await reply_of(call.read()), pb.GetTokenizerResponse):
+        while (piece := await call.read()) is not None:
             pieces.add(piece)
         return pieces.joined()
 
@@ -124,7 +123,7 @@ class ExecutorClient:
             yield session
         finally:
             with suppress(errors.PacelineError):  # unreachable or restarted: then the lease expires
-                await asyncio.shield(self.close_session(session.id, timeout_s=timeout_s or 5.0))
+                await shielded(self.close_session(session.id, timeout_s=timeout_s or 5.0))
 
     # Steps
 
@@ -160,7 +159,7 @@ class ExecutorClient:
 
     def stream(self, *, timeout_s: float | None = None) -> StepStream:
         """Open a StreamUnifiedDecode call (async context manager): `send` steps, `recv` results in order."""
-        return StepStream(self._stub.StreamUnifiedDecode(timeout=timeout_s, metadata=self._metadata))
+        return StepStream(self._stub.StreamUnifiedDecode, timeout_s, self._metadata)
 
     # Ops
 
@@ -252,7 +251,7 @@ class ExecutorClient:
         request: _Request,
         timeout_s: float | None,
     ) -> _Reply:
-        return await reply_of(method(request, timeout=timeout_s, metadata=self._metadata))
+        return await reply_of(method, request, timeout_s, self._metadata)
 
 
 class StepStream:
@@ -263,9 +262,14 @@ class StepStream:
     """
 
     def __init__(
-        self, call: grpc.aio.StreamStreamCall[pb.StreamUnifiedDecodeRequest, pb.StreamUnifiedDecodeResponse]
+        self,
+        method: grpc.aio.StreamStreamMultiCallable[
+            pb.StreamUnifiedDecodeRequest, pb.StreamUnifiedDecodeResponse
+        ],
+        timeout_s: float | None,
+        metadata: Metadata,
     ) -> None:
-        self._call = call
+        self._call = Exchange(method, timeout_s, metadata)
 
     async def __aenter__(self) -> Self:
         return self
@@ -278,26 +282,15 @@ class StepStream:
         self._call.cancel()
 
     async def send(self, step: pb.Step) -> None:
-        """Send one step. Returns when gRPC has taken it, without waiting for its result."""
-        await self._guard(outcome_of(self._call.write(pb.StreamUnifiedDecodeRequest(step=step))))
+        """Send one step, without waiting for its result. Where the stream is lost, this or `recv` raises."""
+        await self._call.send(pb.StreamUnifiedDecodeRequest(step=step))
 
     async def recv(self) -> pb.StepResult:
         """Wait for the next result. Not for concurrent use. Raises StepRefused, and `paceline.errors`."""
-        reply = await self._guard(reply_of(self._call.read()))
-        if not isinstance(reply, pb.StreamUnifiedDecodeResponse):  # the end of the stream
+        reply = await self._call.read()
+        if reply is None:
             raise errors.Unavailable("the executor ended the stream")
         if reply.HasField("error"):
             cause = errors.from_code(reply.error.code, reply.error.message)
             raise errors.StepRefused(cause.message, code=cause.code) from cause
         return step_result(reply)
-
-    async def _guard(self, operation: Awaitable[_Reply]) -> _Reply:
-        """Await a read or a write; after the call's end it raises the error that ended the call."""
-        try:
-            return await operation
-        except asyncio.InvalidStateError:  # what grpc.aio raises for a write after the call's end
-            call = self._call
-            code, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
-            if code is grpc.StatusCode.OK:
-                raise errors.Unavailable("the executor ended the stream") from None
-            raise errors.from_status(code, message or "", trailers) from None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import suppress
 from typing import Self
 
-import grpc.aio
-
 from paceline import errors
-from paceline.aio.calls import reply_of
-from paceline.aio.connections import AsyncSchedulerConnections
+from paceline.aio.calls import Flag, Replies, is_set_within
+from paceline.aio.connections import SchedulerConnections
 from paceline.collector import Collector
 from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -29,7 +25,7 @@ class Generation:
 
     def __init__(
         self,
-        schedulers: AsyncSchedulerConnections,
+        schedulers: SchedulerConnections,
         stream: ResumableStream,
         timeout_s: float | None,
         schema: SchemaLike | None,
@@ -40,8 +36,8 @@ class Generation:
         self._stream = stream
         self._collector = Collector(schema)
         self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s, key)
-        self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
-        self._closed = asyncio.Event()
+        self._call: Replies[pb.GenerateResponse] | None = None
+        self._closed = Flag()
         self._begin_attempt()
 
     async def __aenter__(self) -> Self:
@@ -69,7 +65,10 @@ class Generation:
             self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the request if it is running, and end the iteration. Safe at any time."""
+        """Cancel the request if it is running, and end the iteration. Safe at any time.
+
+        The blocking client's may be called from any thread.
+        """
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
@@ -115,17 +114,14 @@ class Generation:
         """The next event, of the current attempt or of one that continues it."""
         while True:
             assert self._call is not None
+            # If only the end of the stream is missing, it comes soon, or is made.
             limit_s = END_TIMEOUT_S if self._stream.is_complete else None
             try:
-                async with asyncio.timeout(limit_s):
-                    message = await reply_of(self._call.read())
-            except TimeoutError:  # nothing is missing but the end
-                self._call.cancel()
-                raise StopAsyncIteration from None
+                message = await self._call.read(limit_s)
             except errors.PacelineError as error:
                 failure = error
             else:
-                if isinstance(message, pb.GenerateResponse):
+                if message is not None:
                     self._attempts.answered()
                     if (event := self._stream.see(message)) is not None:
                         return event
@@ -133,7 +129,7 @@ class Generation:
                 if not self._closed.is_set():
                     self._stream.check_end()
                 raise StopAsyncIteration
-            if self._closed.is_set() or self._stream.is_complete:  # closed by another task, meanwhile
+            if self._closed.is_set() or self._stream.is_complete:  # closed meanwhile
                 raise StopAsyncIteration
             await self._recover(failure)
 
@@ -142,12 +138,9 @@ class Generation:
         address = self._schedulers.addresses[self._attempts.address_index]
         try:
             wait_s = await self._schedulers.wait_s(self._attempts, failure)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._closed.wait()
-            if self._closed.is_set():
+            if await is_set_within(self._closed, wait_s):
                 raise StopAsyncIteration
-            if self._schedulers.closed:
+            if self._schedulers.closed.is_set():
                 raise failure
             self._begin_attempt()
         except errors.PacelineError as error:
@@ -161,3 +154,5 @@ class Generation:
         now = time.monotonic()
         request, left_s = self._stream.attempt(now), self._attempts.timeout_s(now)
         self._call = self._schedulers.generate(self._attempts, request, left_s)
+        if self._closed.is_set():
+            self._call.cancel()
