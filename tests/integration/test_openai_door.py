@@ -165,6 +165,52 @@ async def test_documents_are_ranked_and_pairs_are_scored(door: Door, client: aio
     )
 
 
+def text_of(response: Any) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+async def test_a_response_is_the_answer_to_the_chat_of_its_items(door: Door) -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 4}
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    chat = (await door.ask("/v1/chat/completions", {"messages": turns, "max_tokens": 9, **fields})).json
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    body = {"input": items, "instructions": "Be brief.", "max_output_tokens": 9, **fields}
+    whole = (await door.ask("/v1/responses", body)).json
+    assert text_of(whole) == chat["choices"][0]["message"]["content"]
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert whole["usage"]["output_tokens"] == 9
+    scored = {**body, "stream": True, "include": ["message.output_text.logprobs"]}
+    sent = (await door.ask("/v1/responses", scored)).body.decode().split("\n")
+    events = [json.loads(line[6:]) for line in sent if line.startswith("data: ")]
+    assert [f"event: {one['type']}" for one in events] == [
+        line for line in sent if line.startswith("event: ")
+    ]
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    last = events[-1]["response"]
+    assert text_of(last) == text_of(whole)
+    assert "".join(one["delta"] for one in events if one["type"].endswith("text.delta")) == text_of(whole)
+    assert len(last["output"][0]["content"][0]["logprobs"]) == 9
+    assert last["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"tools": [{"type": "function", "name": "now"}]}, "tools"),
+    ],
+)
+async def test_what_a_response_can_not_do_is_refused_by_name(
+    door: Door, fields: dict[str, Any], param: str
+) -> None:
+    answer = await door.ask("/v1/responses", {"input": "x", **fields})
+    assert (answer.status, answer.error["param"]) == (400, param), answer.body
+
+
 async def test_a_schema_holds_in_every_form(door: Door) -> None:
     formats: list[dict[str, Any]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},

@@ -113,6 +113,33 @@ async def test_an_answer_with_calls_and_reasoning_can_be_sent_back_as_it_came(do
     assert read[0] > read[1]  # the model sees it
 
 
+async def test_a_response_with_calls_and_reasoning_can_be_sent_back_as_it_came(door: Door) -> None:
+    functions: list[Any] = [WEATHER["function"], NOW["function"]]
+    tools: list[Any] = [{"type": "function", **one} for one in functions]
+    fields: dict[str, Any] = {"tools": tools, "tool_choice": "required", **MANY}
+    del fields["max_tokens"]
+    body = {"input": "hello", "max_output_tokens": 300, "chat_template_kwargs": {"enable_thinking": True}}
+    answer = await door.ask("/v1/responses", {**body, **fields})
+    assert answer.status == 200, answer.body
+    output = answer.json["output"]
+    kinds = [one["type"] for one in output]
+    assert kinds[0] == "reasoning"
+    assert "function_call" in kinds
+    results = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "20 C"}
+        for one in output
+        if one["type"] == "function_call"
+    ]
+    back = {"tools": tools, "max_output_tokens": 4}
+    turns = [{"role": "user", "content": "hello"}, *output, *results]
+    read = []
+    for items in (turns, [one for one in turns if one.get("type") != "reasoning"]):
+        more = await door.ask("/v1/responses", {"input": items, **back})
+        assert more.status == 200, more.body
+        read.append(more.json["usage"]["input_tokens"])
+    assert read[0] > read[1]  # the model sees the reasoning
+
+
 async def test_what_does_not_go_with_tools_is_refused_by_name(door: Door) -> None:
     object_ = {"type": "json_object"}
     for fields, param in (

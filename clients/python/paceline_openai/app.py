@@ -125,15 +125,18 @@ class Gateway:
         if exchange.method != endpoint.method:
             raise _not_allowed(exchange, endpoint.method)
         caller = await self._callers.identify(exchange.header(b"authorization"))
+        body: Mapping[str, Any] = {}
         values: Mapping[str, Any] = {}
         if endpoint.table is not None:
-            values = endpoint.table.read(await self._body(exchange, caller))
+            body = await self._body(exchange, caller)
+            values = endpoint.table.read(body)
         call = Call(
             exchange,
             self._client.view(caller.token, _passed_on(exchange)),
             caller.info,
             self._vocabulary,
             values,
+            body,
             self._model_name,
             _deadline_s(exchange),
         )

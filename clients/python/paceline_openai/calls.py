@@ -19,13 +19,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`client` makes calls as the caller. `values`: the checked fields of the body."""
+    """`client` makes calls as the caller. `values`: the checked fields of the `body`."""
 
     exchange: Exchange
     client: Client
     info: ModelInfo
     vocabulary: Vocabulary
     values: Mapping[str, Any]
+    body: Mapping[str, Any]
     model_name: str = ""  # that clients may call the model
     timeout_s: float | None = None
     created: int = field(default_factory=lambda: int(time.time()))

@@ -82,10 +82,10 @@ TABLE = Table(
 
 async def answer(call: Call) -> None:
     """Generate, and send the answer. Raises Refusal, `paceline.errors`."""
-    options = _options(call.values, call.info) | call.options
+    sent = options(call.values, call.info) | call.options
     id_ = uuid.uuid4().hex
     generation = call.client.generate(
-        messages=call.values["messages"], timeout_s=call.timeout_s, request_id=id_, **options
+        messages=call.values["messages"], timeout_s=call.timeout_s, request_id=id_, **sent
     )
     try:
         await (_stream if call.values.get("stream") else _whole)(call, generation, f"chatcmpl-{id_}")
@@ -93,41 +93,43 @@ async def answer(call: Call) -> None:
         generation.close()
 
 
-def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
+def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     """The SDK's options. Raises Refusal."""
-    options = sampling.sampling_options(values, info) | messages.tool_options(values, info)
+    found = sampling.sampling_options(values, info) | messages.tool_options(values, info)
     most = {values[name] for name in ("max_completion_tokens", "max_tokens") if name in values}
     if len(most) > 1:
         raise bad("max_tokens", "max_tokens: max_completion_tokens says something else")
     if most:
-        options["max_tokens"] = most.pop()
+        found["max_tokens"] = most.pop()
     if values.get("response_format") is not None:
-        if "tools" in options and options["tool_choice"].mode != "none":
+        if "tools" in found and found["tool_choice"].mode != "none":
             raise unsupported("response_format", "a schema", "it does not go with tools")
-        sampling.add_grammars(options, [("response_format", "schema", values["response_format"])])
+        sampling.add_grammars(found, [("response_format", "schema", values["response_format"])])
     if values.get("logprobs"):
-        options["logprobs"] = values.get("top_logprobs", 0)
+        found["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise bad("top_logprobs", "top_logprobs: only with logprobs")
     if any("reasoning" in one for one in values["messages"]) and "reasoning_input" not in info.capabilities:
         [index, *_] = [i for i, one in enumerate(values["messages"]) if "reasoning" in one]
         place = f"messages[{index}].reasoning_content"
         raise bad(
-            place, f"{place}: the model's template has no place for it; leave it out", "unsupported_value"
+            place,
+            f"{place}: the model's template has no place for reasoning; leave it out",
+            "unsupported_value",
         )
     if "prompt_cache_key" in values:
-        options["affinity_key"] = values["prompt_cache_key"]
+        found["affinity_key"] = values["prompt_cache_key"]
     if "chat_template_kwargs" in values:
-        options["template_arguments"] = values["chat_template_kwargs"]
+        found["template_arguments"] = values["chat_template_kwargs"]
     if values.get("continue_final_message"):
-        options["continue_final_message"] = True
+        found["continue_final_message"] = True
     if values.get("add_generation_prompt") is bool(values.get("continue_final_message")):
         raise bad(
             "add_generation_prompt", "add_generation_prompt: it is false where continue_final_message is true"
         )
     if not (values.get("logprobs") or values.get("return_token_ids")):
-        options["returns"] = "text"
-    return options
+        found["returns"] = "text"
+    return found
 
 
 class _Chunks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from paceline_openai import chat, completions, evaluations, models
+from paceline_openai import chat, completions, evaluations, models, responses
 from paceline_openai.calls import Call
 from paceline_openai.fields import Table
 
@@ -35,6 +35,7 @@ ENDPOINTS = (
     Endpoint("/v1/models", "the model and its adapters", models.models),
     Endpoint("/v1/models/{model}", "one of them", models.model),
     Endpoint("/v1/chat/completions", "the answer to a chat", chat.answer, chat.TABLE),
+    Endpoint("/v1/responses", "the answer to items, without storage", responses.answer, responses.TABLE),
     Endpoint("/v1/completions", "what follows a text", completions.answer, completions.TABLE),
     Endpoint("/v1/embeddings", "vectors of texts", evaluations.embeddings, evaluations.EMBEDDINGS),
     Endpoint(

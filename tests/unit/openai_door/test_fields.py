@@ -22,6 +22,13 @@ OPENAIS = {
         "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed"
         " stop stream stream_options suffix temperature top_p user"
     ),
+    "/v1/responses": (
+        "background context_management conversation include input instructions max_output_tokens"
+        " max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt"
+        " prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier"
+        " service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p"
+        " truncation user"
+    ),
     "/v1/embeddings": "input model dimensions encoding_format user",
 }
 """Top-level fields of the requests of OpenAI's SDK 2.54; tests/gateway/test_door.py asks the SDK itself."""
