@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline import aio, errors
     from paceline.channel import Security
     from paceline.chat import Message, Tool, ToolCall, ToolCallDelta, ToolChoice
     from paceline.client import Client
@@ -83,9 +84,12 @@ __all__ = [
     "ToolCallDelta",
     "ToolChoice",
     "Usage",
+    "aio",
+    "errors",
 ]
 
 _MODULES = {
+    "aio": "",
     "channel": "Security",
     "chat": "Message Tool ToolCall ToolCallDelta ToolChoice",
     "client": "Client",

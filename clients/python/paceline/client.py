@@ -33,6 +33,7 @@ from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.schemas import Parsed
 from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
@@ -106,8 +107,8 @@ class Client:
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Generation:
+        **options: Unpack[Options[Parsed]],
+    ) -> Generation[Parsed]:
         """Start generating. Iterating over the result yields Delta and Finished events."""
         request = requests.generate_request(prompt, messages, token_ids, options)
         stream = ResumableStream(identified(request))
@@ -121,8 +122,8 @@ class Client:
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+        **options: Unpack[Options[Parsed]],
+    ) -> Completion[Parsed]:
         """Generate, and wait until the completion has finished. Raises InvalidRequest for an `n` above 1."""
         requests.check_single(options)
         [completion] = self.completions(
@@ -137,8 +138,8 @@ class Client:
         messages: Sequence[MessageLike] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> list[Completion]:
+        **options: Unpack[Options[Parsed]],
+    ) -> list[Completion[Parsed]]:
         """Generate `n` completions, and wait until all have finished; returns them ordered by index."""
         request = identified(requests.generate_request(prompt, messages, token_ids, options))
         reply = self._schedulers.call(
@@ -155,8 +156,8 @@ class Client:
         messages: str | Sequence[MessageLike],
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+        **options: Unpack[Options[Parsed]],
+    ) -> Completion[Parsed]:
         """The model's answer to a conversation, or to one message of the user's."""
         turns = [Message("user", messages)] if isinstance(messages, str) else messages
         return self.complete(messages=turns, timeout_s=timeout_s, **options)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic
 
 from paceline.chat import ToolCall, ToolCallDelta
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 from paceline.types import Completion, Delta, Event, Finished, TokenLogprobs
 
 
@@ -39,10 +40,10 @@ class _Joined:
         )
 
 
-class Collector:
+class Collector(Generic[Parsed]):
     """Joins the events of one stream. `schema` is the request's."""
 
-    def __init__(self, schema: SchemaLike | None = None) -> None:
+    def __init__(self, schema: SchemaLike[Parsed] | None = None) -> None:
         self._schema = schema
         self._joined: dict[int, _Joined] = {}
 
@@ -54,7 +55,7 @@ class Collector:
         else:
             joined.finished = event
 
-    def completions(self) -> list[Completion]:
+    def completions(self) -> list[Completion[Parsed]]:
         """The completions received so far, ordered by index."""
         return [
             Completion(

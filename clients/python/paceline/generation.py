@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import Generic, Self
 
 from paceline import errors
 from paceline.calls import Flag, Replies, is_set_within
@@ -12,11 +12,11 @@ from paceline.collector import Collector
 from paceline.connections import SchedulerConnections
 from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 from paceline.types import Completion, Event, Started, TokenLogprobs
 
 
-class Generation:
+class Generation(Generic[Parsed]):
     """A running Generate call: an iterator of events that may be closed at any time.
 
     The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
@@ -29,7 +29,7 @@ class Generation:
         schedulers: SchedulerConnections,
         stream: ResumableStream,
         timeout_s: float | None,
-        schema: SchemaLike | None,
+        schema: SchemaLike[Parsed] | None,
         key: bytes,
     ) -> None:
         """`key`: of the connections' `affinity`."""
@@ -100,7 +100,7 @@ class Generation:
         """The request's id: the caller's, else a random one."""
         return self._stream.request_id
 
-    def collect(self) -> list[Completion]:
+    def collect(self) -> list[Completion[Parsed]]:
         """Read the rest of the stream; returns its completions from their beginning, ordered by index."""
         for _ in self:
             pass

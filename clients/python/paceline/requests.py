@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Generic, Literal, TypedDict
 
 from paceline.chat import MessageLike, ToolChoice, ToolLike
 from paceline.conversations import CHAT_OPTIONS, chat_messages, set_chat_option
@@ -12,59 +12,108 @@ from paceline.errors import InvalidRequest
 from paceline.fields import set_field
 from paceline.grammars import GRAMMARS, set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 from paceline.types import Drafter, Speculation
 
 
-class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `complete`, `completions` and `chat`.
+class Options(TypedDict, Generic[Parsed], total=False):
+    """Keyword arguments of `generate`, `complete`, `completions` and `chat`. All may be left out.
 
-    An option that is left out has the model's default. The service checks ranges; scheduler.proto
-    lists them.
+    A sampling option that is left out has the model's default. The scheduler checks the ranges, and an
+    InvalidRequest names the option that is out of its own; `ModelInfo.limits` has those that differ by
+    server.
+
+    Sampling:
+        temperature: 0 to 100; 0 is greedy.
+        top_k: of the most likely tokens, how many may be drawn; 0: all.
+        top_p: above 0 and up to 1: the most likely tokens that together have this probability may be drawn.
+        min_p: 0 to 1: tokens less likely than this share of the most likely one are not drawn.
+        repetition_penalty: above 0 and up to 100; divides the positive logits of tokens that were there
+            before, and multiplies the negative ones; 1: none.
+        presence_penalty: -100 to 100; subtracted from the logit of a token that was generated before.
+        frequency_penalty: -100 to 100; likewise, for each time that it was.
+        logit_bias: token id to the value added to its logit.
+        seed: 0 to 2**64 - 1; the same seed, prompt and options give the same tokens. Default: a random one.
+        logprobs: return each token's logprob, and those of this many most likely ids.
+
+    The end:
+        max_tokens: tokens to generate at most. Default: as many as fit.
+        min_tokens: no end before this many tokens. Default: 0.
+        stop: a text or several, at which generation ends; by default not part of the returned text.
+        stop_token_ids: ids of tokens that end generation, too.
+        ignore_eos: go on behind the model's end tokens. Default: False.
+        include_stop_string: the returned text includes the stop string that ended it. Default: False.
+
+    The request:
+        n: completions, of `generate` and `completions`. Default: 1.
+        priority: higher is served first. Default: 0.
+        labels: names and texts for the scheduler's log.
+        cache_salt: prompts share cached prefixes only under the same one. Default: "".
+        affinity_key: requests with the same one go to the same of several schedulers. Default: by the
+            prompt's beginning.
+        request_id: for `abort` and logs. Default: a random one. DuplicateRequest if it runs already.
+        model: the served model, which is the default, or an adapter. NotFound for any other.
+        speculation: a Speculation, or its mode: "off", "auto", or the drafts of each step. Tokens are the
+            same. Default: the server's.
+
+    The reply:
+        returns: "both" (the default), "text" or "token_ids": contents of the deltas.
+        return_prompt_token_ids: see `Started.prompt_token_ids`. Default: False.
+        prompt_logprobs: of `generate`: see `Generation.prompt_logprobs`.
+
+    Only with messages:
+        template_arguments: variables of the chat template, such as enable_thinking.
+        continue_final_message: continue the last message in place of opening a new turn. Default: False.
+        omit_opening: end the prompt behind the last message, with no opening of an answer. Default: False.
+        tools: what the model may call: functions, Tools, or mappings as in OpenAI's API.
+        tool_choice: "auto", "none", "required", or a tool's name.
+
+    At most one of these, which the output then matches as a whole:
+        schema: a JSON schema as a mapping or as JSON, a pydantic model, or a `pydantic.TypeAdapter`; see
+            `Completion.parsed`.
+        regex: a regular expression.
+        choices: texts, of which the output is one.
+        grammar: context-free, in Lark's syntax.
+        structural_tag: free text with tagged parts that must match.
     """
 
-    temperature: float  # 0: greedy
+    temperature: float
     top_k: int
     top_p: float
     min_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float]  # token id to the value added to its logit
-    seed: int  # uint64; the same seed gives the same tokens
-    logprobs: int  # return each token's logprob and those of this many most likely ids
-    max_tokens: int  # default: as many as fit
+    logit_bias: Mapping[int, float]
+    seed: int
+    logprobs: int
+    max_tokens: int
     min_tokens: int
-    stop: str | Sequence[str]  # stop strings; by default not part of the returned text
+    stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    include_stop_string: bool  # the returned text includes the stop string that ended it
-    n: int  # number of completions, of `generate` and `completions`
-    priority: int  # higher is served first
-    labels: Mapping[str, str]  # names and texts for the scheduler's log
-    cache_salt: str  # prompts share cached prefixes only under the same salt
-    affinity_key: (
-        str  # requests with the same one go to the same scheduler; default: by the prompt's beginning
-    )
-    request_id: str  # default: a random one
-    model: str  # the served model, the default, or an adapter
-    return_prompt_token_ids: bool  # see Started.prompt_token_ids
-    prompt_logprobs: int  # of `generate`: the prompt's logprobs, see Generation.prompt_logprobs
-    returns: Literal["both", "text", "token_ids"]  # contents of the deltas
-    template_arguments: Mapping[str, Any]  # chat template variables, such as enable_thinking; needs messages
-    continue_final_message: bool  # continue the last message instead of opening a new turn; needs messages
-    omit_opening: bool  # end the prompt behind the last message, with no opening of an answer; needs messages
-    tools: Sequence[ToolLike]  # functions, Tools, or mappings as in OpenAI's API; needs messages
-    tool_choice: (
-        str | ToolChoice | Mapping[str, Any]
-    )  # auto, none, required, or a tool's name; needs messages
-    speculation: Speculation | Literal["off", "auto"] | int  # a string or a number sets the mode alone
-    # At most one of these; the output then matches it as a whole.
-    schema: SchemaLike  # JSON schema: as a mapping, as JSON, or a pydantic model; see Completion.parsed
+    include_stop_string: bool
+    n: int
+    priority: int
+    labels: Mapping[str, str]
+    cache_salt: str
+    affinity_key: str
+    request_id: str
+    model: str
+    return_prompt_token_ids: bool
+    prompt_logprobs: int
+    returns: Literal["both", "text", "token_ids"]
+    template_arguments: Mapping[str, Any]
+    continue_final_message: bool
+    omit_opening: bool
+    tools: Sequence[ToolLike]
+    tool_choice: str | ToolChoice | Mapping[str, Any]
+    speculation: Speculation | Literal["off", "auto"] | int
+    schema: SchemaLike[Parsed]
     regex: str
-    choices: Sequence[str]  # one of these texts
-    grammar: str  # context-free, in Lark's syntax
-    structural_tag: Mapping[str, Any] | str  # free text with tagged parts that must match
+    choices: Sequence[str]
+    grammar: str
+    structural_tag: Mapping[str, Any] | str
 
 
 _SAMPLING = frozenset(field.name for field in pb.SamplingParams.DESCRIPTOR.fields)

@@ -12,7 +12,7 @@ from paceline.chat import ToolCall, ToolCallDelta
 from paceline.errors import InternalError, incomplete
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 from paceline.types import (
     Aborted,
     AdapterInfo,
@@ -103,8 +103,8 @@ def started(message: pb.Started) -> Started:
 
 
 def completions(
-    message: pb.GenerateUnaryResponse, n: int, schema: SchemaLike | None = None
-) -> list[Completion]:
+    message: pb.GenerateUnaryResponse, n: int, schema: SchemaLike[Parsed] | None = None
+) -> list[Completion[Parsed]]:
     """All `n` completions of a GenerateUnary reply. `schema` is the request's.
 
     Raises InternalError if one is missing or unfinished, or they are not in the order of their indexes.

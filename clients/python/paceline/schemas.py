@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from paceline.errors import InvalidOutput
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-class SchemaAdapter(Protocol):
+    Parsed = TypeVar("Parsed", default=Any)
+else:  # a default is for checkers alone: without a schema, `Completion.parsed` is Any
+    from typing import TypeVar
+
+    Parsed = TypeVar("Parsed")
+_Valid = TypeVar("_Valid", covariant=True)
+
+
+class SchemaAdapter(Protocol[_Valid]):
     """The methods used of a `pydantic.TypeAdapter`."""
 
     def json_schema(self) -> dict[str, Any]: ...  # noqa: D102
-    def validate_json(self, data: str, /) -> Any: ...  # noqa: D102
+    def validate_json(self, data: str, /) -> _Valid: ...  # noqa: D102
 
 
-SchemaLike: TypeAlias = Mapping[str, Any] | str | type | SchemaAdapter
+SchemaLike: TypeAlias = Mapping[str, Any] | str | type[Parsed] | SchemaAdapter[Parsed]
 """A JSON schema as a mapping or as JSON, a pydantic model, or a `pydantic.TypeAdapter`."""
+AnySchema: TypeAlias = SchemaLike[Any]
 
 
-def json_schema(schema: SchemaLike) -> str:
+def json_schema(schema: AnySchema) -> str:
     """The schema as JSON. A text is returned as it is: the server checks it.
 
     A pydantic model ignores unknown properties; the schema that pydantic generates allows them. Here it is
@@ -42,7 +53,7 @@ def json_schema(schema: SchemaLike) -> str:
     raise TypeError(f"expected a mapping, JSON or a pydantic model, got {type(schema).__name__}")
 
 
-def parse(schema: SchemaLike, text: str) -> Any:
+def parse(schema: SchemaLike[Parsed], text: str) -> Parsed:
     """The value of a whole text that matches the schema.
 
     An instance of a pydantic model, else what `json.loads` returns. Raises InvalidOutput; where pydantic
@@ -54,9 +65,10 @@ def parse(schema: SchemaLike, text: str) -> Any:
     else:
         validate = json.loads
     try:
-        return validate(text)
+        value: Parsed = validate(text)
     except (ValueError, RecursionError) as error:  # pydantic.ValidationError is a ValueError
         raise InvalidOutput(str(error)) from error
+    return value
 
 
 _MAPS_OF_SCHEMAS = ("properties", "$defs")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Generic, Literal
 
 from paceline import schemas
 from paceline.chat import Message, ToolCall, ToolCallDelta
 from paceline.errors import InvalidOutput, InvalidRequest
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 
 
 class FinishReason(enum.Enum):
@@ -133,8 +133,11 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A completion's joined text and tokens. `finished` is None only while its stream is running."""
+class Completion(Generic[Parsed]):
+    """A completion's joined text and tokens. `finished` is None only while its stream is running.
+
+    `Parsed` is the type of `parsed`: for checkers, it is the type that the request's `schema` has.
+    """
 
     index: int
     text: str
@@ -143,10 +146,10 @@ class Completion:
     finished: Finished | None
     reasoning: str = ""  # what a model wrote before its answer
     tool_calls: tuple[ToolCall, ...] = ()
-    schema: SchemaLike | None = field(default=None, repr=False, compare=False)  # of the request
+    schema: SchemaLike[Parsed] | None = field(default=None, repr=False, compare=False)  # of the request
 
     @property
-    def parsed(self) -> Any:
+    def parsed(self) -> Parsed:
         """The text as the value that `schema` describes: an instance of a pydantic model, else what
         `json.loads` returns.
 

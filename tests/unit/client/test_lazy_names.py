@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_checkers_see_the_names_that_programs_get_from_the_modules_they_get_them
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert sorted(seen) == sorted(paceline.__all__)
+    assert sorted(seen) == sorted(paceline.__all__)  # modules too: `paceline.errors` without an import of it
     for name, path in seen.items():
         assert getattr(paceline, name) is pydoc.locate(path), name
 
@@ -39,6 +40,19 @@ def test_star_imports_and_dir_have_all_names_and_help_describes_them() -> None:
     assert {*paceline.__all__, "errors", "__doc__"} <= set(dir(paceline))
     text = pydoc.render_doc(paceline, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
     assert all(f"class {name}" in text for name in ("Client", "ExecutorClient", "Usage", "PacelineError"))
+
+
+@pytest.mark.parametrize("name", paceline.__all__)
+def test_help_of_every_public_name_says_what_it_is(name: str) -> None:
+    value = getattr(paceline, name)
+    generated = f"{name}("  # what dataclasses write where nobody did
+    assert value.__doc__
+    assert not (value.__doc__ or "").startswith(generated)
+
+
+def test_help_of_the_options_describes_each() -> None:
+    described = set(re.findall(r"^        (\w+): ", paceline.Options.__doc__ or "", re.MULTILINE))
+    assert described == paceline.Options.__optional_keys__
 
 
 def test_objects_are_pickled_and_unknown_names_are_refused() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import typing
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, assert_type
 
 import pytest
-from paceline import errors
+from paceline import aio, errors
 from paceline.chat import ToolCall
+from paceline.client import Client
 from paceline.grammars import set_grammar
+from paceline.requests import Options
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import json_schema
 from paceline.types import Completion, Finished, FinishReason, Usage
@@ -158,6 +161,32 @@ async def test_each_completion_is_an_instance_or_an_error_however_it_was_asked_f
         assert isinstance(first.parsed, Thing)
         with pytest.raises(errors.InvalidOutput, match="completion 1 is not a whole value"):
             second.parsed  # noqa: B018
+
+
+@pytest.mark.parametrize("client", [Client, aio.Client])
+def test_checkers_know_the_type_of_what_is_parsed(client: type[Client | aio.Client]) -> None:
+    """mypy judges the functions, which are not called."""
+
+    def blocking(client: Client) -> None:
+        assert_type(client.chat("x", schema=Thing).parsed, Thing)
+        assert_type(client.complete("x", schema=TypeAdapter(list[int])).parsed, list[int])
+        assert_type([one.parsed for one in client.completions("x", schema=Thing)], list[Thing])
+        assert_type([one.parsed for one in client.generate("x", schema=Thing).collect()], list[Thing])
+        assert_type(client.chat("x", schema={"type": "integer"}).parsed, Any)
+        assert_type(client.chat("x"), Completion[Any])
+        client.chat("x", temprature=0)  # type: ignore[call-arg]
+        client.chat("x", temperature="0")  # type: ignore[arg-type]
+
+    async def asynchronous(client: aio.Client) -> None:
+        assert_type((await client.chat("x", schema=Thing)).parsed, Thing)
+        assert_type((await client.complete("x", schema=TypeAdapter(list[int]))).parsed, list[int])
+        assert_type([one.parsed for one in await client.completions("x", schema=Thing)], list[Thing])
+        assert_type([one.parsed for one in await client.generate("x", schema=Thing).collect()], list[Thing])
+        assert_type((await client.chat("x", schema='{"type": "integer"}')).parsed, Any)
+        await client.chat("x", temprature=0)  # type: ignore[call-arg]
+
+    options = typing.get_type_hints(client.chat)["options"]
+    assert typing.get_origin(typing.get_args(options)[0]) is Options
 
 
 @both

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import Generic, Self
 
 from paceline import errors
 from paceline.aio.calls import Flag, Replies, is_set_within
@@ -11,11 +11,11 @@ from paceline.aio.connections import SchedulerConnections
 from paceline.collector import Collector
 from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.schemas import SchemaLike
+from paceline.schemas import Parsed, SchemaLike
 from paceline.types import Completion, Event, Started, TokenLogprobs
 
 
-class Generation:
+class Generation(Generic[Parsed]):
     """A running Generate call: an async iterator of events that may be closed at any time.
 
     The iteration ends when all completions have finished. It raises InternalError if the stream ends before,
@@ -28,7 +28,7 @@ class Generation:
         schedulers: SchedulerConnections,
         stream: ResumableStream,
         timeout_s: float | None,
-        schema: SchemaLike | None,
+        schema: SchemaLike[Parsed] | None,
         key: bytes,
     ) -> None:
         """`key`: of the connections' `affinity`."""
@@ -99,7 +99,7 @@ class Generation:
         """The request's id: the caller's, else a random one."""
         return self._stream.request_id
 
-    async def collect(self) -> list[Completion]:
+    async def collect(self) -> list[Completion[Parsed]]:
         """Read the rest of the stream; returns its completions from their beginning, ordered by index."""
         async for _ in self:
             pass
