@@ -178,7 +178,8 @@ class ServiceSettings(BaseSettings):
     def security_warnings(self) -> list[str]:
         """One message for each setting that leaves the service less protected than it could be."""
         warnings = []
-        if not self.credentials.demanded and self.tls_client_ca is None:
+        open_to_all = not self.credentials.demanded and self.tls_client_ca is None
+        if open_to_all and not is_loopback(self.address):
             warnings.append("no token is demanded: whoever reaches the port is served")
         if self.tls_cert is None and not is_loopback(self.address):
             warnings.append("plaintext beyond this machine: tokens and texts can be read on the way")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Entry point of the `paceline` script."""
+    """Entry point of the `paceline` script.
+
+    Until a command begins, Ctrl-C ends the process without a word: imports would print where they were.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as nohup has it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from paceline.extras import installation
 
     try:

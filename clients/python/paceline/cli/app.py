@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.channel import Security
 from paceline.cli import (
@@ -36,7 +38,21 @@ from paceline.cli.common import fail, warn
 _WIDE = shutil.get_terminal_size().columns >= 60
 """Whether the terminal has room for the panels of --help; in fewer columns they cut off their own words."""
 
+
+class _Commands(TyperGroup):
+    """The commands. Ctrl-C ends one that does not take it itself without a message, with status 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `paceline.cli.main`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich" if _WIDE else None,
     pretty_exceptions_enable=False,

@@ -270,7 +270,11 @@ async def _model(client: aio.Client, load: Load) -> ModelInfo:
     return model
 
 
-_CAPTION = "times in ms, p50 / p99; decode: tok/s while every stream decodes"
+_CAPTION = (
+    "times in ms, p50 / p99. TTFT: until a stream's first token; ITL: between tokens; queue: until the\n"
+    "first step. tok/s: of all streams over the whole time; decode: the same while every stream decodes.\n"
+    "Random prompts make answers that loop, which drafts foresee: compare with --speculation."
+)
 _COLUMNS = (
     Column("streams", 7),
     Column("TTFT", 13),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -93,6 +96,18 @@ async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> Non
                 group.create_task(_answer(client, stream, max_tokens, temperature))
         after = await executor.get_status(timeout_s=_STATUS_TIMEOUT_S)
         console.print(_closing_table(streams, before, after))
+        console.print(_next_steps(), highlight=False, markup=False, soft_wrap=True)
+
+
+def _next_steps() -> str:
+    """What to type now. The command may lie in an environment that is not active."""
+    script = Path(sys.argv[0])
+    program = "paceline" if shutil.which("paceline") else os.path.relpath(script)
+    return (
+        f"Next, in one terminal:  {program} serve\n"
+        f"and in another one:     {program} chat\n"
+        f'                        {program} generate --chat "Why is the sky blue?"'
+    )
 
 
 async def _answer(client: aio.Client, stream: _Stream, max_tokens: int, temperature: float) -> None:

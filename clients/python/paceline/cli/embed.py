@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
+import math
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +21,8 @@ from paceline.types import ModelInfo
 
 _MAX_INPUTS = 64
 """Of one call: lines are printed as they come."""
+_SHOWN = 4
+"""Numbers of a vector that a terminal is shown."""
 
 
 class PoolingChoice(enum.Enum):
@@ -63,7 +68,7 @@ def embed(
     ] = False,
     timeout_s: TimeoutS = None,
 ) -> None:
-    """Print a vector for each text, one a line, in their order.
+    """Print a vector for each text, one a line, in their order; a terminal is shown its beginning.
 
     paceline embed --json "The sky is blue." "Grass is green."
 
@@ -92,8 +97,19 @@ def embed(
         for first in range(0, len(inputs), size):
             reply = client.embed(inputs[first : first + size], timeout_s=timeout_s, **options)
             for index, (vector, tokens) in enumerate(zip(reply.vectors, reply.tokens, strict=True), first):
-                line = {"index": index, "tokens": tokens, "embedding": vector}
-                write((json.dumps(line) if as_json else " ".join(f"{one:.6g}" for one in vector)) + "\n")
+                if as_json:
+                    write(json.dumps({"index": index, "tokens": tokens, "embedding": vector}) + "\n")
+                elif sys.stdout.isatty():
+                    write(_summary(index, vector, tokens) + "\n")
+                else:
+                    write(" ".join(f"{one:.6g}" for one in vector) + "\n")
+
+
+def _summary(index: int, vector: Sequence[float], tokens: int) -> str:
+    """What of a vector fits on a terminal."""
+    first = " ".join(f"{one:.4f}" for one in vector[:_SHOWN])
+    more = " ..." if len(vector) > _SHOWN else ""
+    return f"{index}: {tokens} tokens, {len(vector)} numbers, norm {math.hypot(*vector):.4f}: {first}{more}"
 
 
 def inputs_per_call(info: ModelInfo, dimensions: int | None) -> int:

@@ -134,7 +134,12 @@ def generate(
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     usage: Annotated[
-        bool, typer.Option("--usage", help="Say on stderr what it took; implied by --speculation, --drafter.")
+        bool,
+        typer.Option(
+            "--usage",
+            help="Say all of what it took on stderr; implied by --speculation, --drafter."
+            " A terminal is shown the speed in any case.",
+        ),
     ] = False,
     timeout_s: TimeoutS = None,
 ) -> None:
@@ -148,7 +153,7 @@ def generate(
         fail("--tools and --tool-choice need --chat: the model's chat template tells it of tools", 2)
     if prompt in (None, "-"):
         if sys.stdin.isatty():
-            fail('give a prompt: paceline generate "Once upon a time", or pipe one in', 2)
+            fail('give a prompt: paceline generate --chat "Why is the sky blue?", or pipe one in', 2)
         prompt = sys.stdin.read()
     assert prompt is not None
     if sum(given is not None for given in (schema, regex, choice or None, grammar)) > 1:
@@ -179,9 +184,11 @@ def generate(
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)
-    if usage or mode or drafter:
+    in_full = bool(usage or mode or drafter)
+    if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
-            stderr.print(_usage_line(end), style="dim", highlight=False, soft_wrap=True)
+            line = _usage_line(end) if in_full else _speed_line(end.usage)
+            stderr.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Finished]:
@@ -215,6 +222,13 @@ def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     raise TypeError(type(value).__name__)
+
+
+def _speed_line(usage: Usage) -> str:
+    """Tokens, time to first token, and the rate after it."""
+    after_ms = usage.total_ms - usage.first_token_ms
+    rate = f", then {(usage.completion_tokens - 1) * 1e3 / after_ms:.0f} tokens/s" if after_ms > 0 else ""
+    return f"{usage.completion_tokens} tokens, first after {usage.first_token_ms} ms{rate}"
 
 
 def _usage_line(end: Finished) -> str:

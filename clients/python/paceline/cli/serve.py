@@ -16,7 +16,7 @@ from rich.markup import escape
 from paceline import aio, errors
 from paceline.cli.adapter_options import AdapterDirectory, Adapters, require_adapters
 from paceline.cli.client_options import client_token, refuse_client_options
-from paceline.cli.common import fail, stderr
+from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     GatewayOption,
@@ -312,7 +312,7 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
         supervisor = asyncio.create_task(stack.supervise())
         cleanup.callback(supervisor.cancel)
         _announce(stack, port_file)
-        await _tell_sampling(stack)
+        await _tell_what_to_try(stack)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
         if supervisor.done():
@@ -326,8 +326,7 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
     draft = f", drafts from {config.draft.label}" if config.draft else ""
     stderr.print(
         f"Serving [bold]{config.executor.label}[/] at"
-        f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.\n"
-        f'[dim]Try: paceline generate --address {stack.address} -m 64 "Once upon a time"[/]',
+        f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.",
         highlight=False,
         soft_wrap=True,
     )
@@ -341,13 +340,18 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         )
 
 
-async def _tell_sampling(stack: Stack) -> None:
-    """Print the sampling parameters of requests that set none."""
+async def _tell_what_to_try(stack: Stack) -> None:
+    """Print a command to try, a chat if there is a template, and the sampling of requests that set none."""
     async with aio.ExecutorClient(stack.executor_socket, security=stack.executor_security) as executor:
         try:
             tokenizer = await executor.get_tokenizer(timeout_s=_CALL_TIMEOUT_S)
         except errors.PacelineError:  # it has none, or has just died: then there is nothing to tell
             return
+    chat = "--chat " if tokenizer.chat_template else ""
+    where = "" if stack.address == DEFAULT_ADDRESS else f"--address {stack.address} "
+    stderr.print(
+        f'[dim]Try: paceline generate {where}{chat}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True
+    )
     told = dict(tokenizer.generation_defaults)
     told.setdefault("temperature", 1.0)  # as the contract says
     words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(told.items(), reverse=True))

@@ -119,6 +119,12 @@ def table(
             "generated",
             f"{status.completion_tokens}",
         ),
+        (
+            "prompt tok/s",
+            f"{status.prompt_tokens_per_s:.0f}",
+            "new tok/s",
+            f"{status.completion_tokens_per_s:.0f}",
+        ),
         ("steps", f"{status.steps}", "step", f"{status.step_ms:.1f} ms, {status.batch_rows:.1f} rows"),
     ]
     if model is not None:
