@@ -124,9 +124,14 @@ class Attempts:
         failover_timeout_s: float,
         load_wait_s: float = 0.0,
         key: bytes = b"",
+        call: str = "the call",
     ) -> None:
-        """`key`: of `affinity_key`; empty: the call begins with the next address in turn."""
+        """`key`: of `affinity_key`; empty: the call begins with the next address in turn.
+
+        `call`: the method's name, for the error at the deadline.
+        """
         self._rotation, self._key = rotation, key
+        self._call, self._timeout_s = call, timeout_s
         self._deadline = None if timeout_s is None else now + timeout_s
         self._failover_timeout_s = failover_timeout_s
         self._untried = rotation.order(now, key)
@@ -147,7 +152,7 @@ class Attempts:
         if self._deadline is None:
             return None
         if now >= self._deadline:
-            raise DeadlineExceeded("timeout_s passed")
+            raise self._late(DeadlineExceeded(""))
         return self._deadline - now
 
     def answered(self) -> None:
@@ -180,12 +185,20 @@ class Attempts:
             if error.reason == _NOT_READY and self._loads is None:
                 self._loads = self.address_index
         else:
-            raise error
+            raise self._late(error) if isinstance(error, DeadlineExceeded) else error
         self._answered = False
         if self._untried:
             self.address_index = self._untried.pop(0)
             return 0.0
         return self._next_round(error, now)
+
+    def _late(self, error: DeadlineExceeded) -> DeadlineExceeded:
+        """The error with the call and the time that it had, and what a service says of the cause."""
+        if self._timeout_s is None:
+            return error
+        text = f"{self._call} did not end within its timeout_s of {self._timeout_s:g} s"
+        said = f": {error.message}" if error.reason else ""
+        return DeadlineExceeded(text + said, code=error.code, reason=error.reason, metadata=error.metadata)
 
     def _is_refusal(self, error: PacelineError) -> TypeGuard[RetryLater]:
         """Whether the call was certainly not accepted, and may be by another scheduler."""

@@ -102,7 +102,7 @@ async def test_an_error_in_midstream_is_raised_after_what_came_before(served: Se
 
 
 async def test_a_deadline_is_an_error_of_its_own(served: Served) -> None:
-    with pytest.raises(errors.DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded, match=r"Generate did not end within its timeout_s of 0.05 s"):
         await served.client.generate("forever", timeout_s=0.05).collect()
 
 

@@ -170,6 +170,16 @@ def test_a_call_that_ends_one_scheduler_after_the_other_is_given_up() -> None:
         call.failed(BROKEN, 0.0)
 
 
+def test_the_error_at_the_deadline_has_the_call_its_time_and_what_a_service_says_of_the_cause() -> None:
+    call = Attempts(Rotation("a"), 0.0, timeout_s=2.5, failover_timeout_s=0, call="Score")
+    with pytest.raises(errors.DeadlineExceeded, match=r"^Score did not end within its timeout_s of 2\.5 s$"):
+        call.timeout_s(2.5)
+    said = errors.DeadlineExceeded("it was queued", reason="DEADLINE")
+    with pytest.raises(errors.DeadlineExceeded, match=r"of 2\.5 s: it was queued$") as caught:
+        call.failed(said, 1.0)
+    assert caught.value.reason == "DEADLINE"
+
+
 def test_the_callers_deadline_bounds_all_attempts_together() -> None:
     call = attempts(Rotation("a"), timeout_s=2)
     assert call.timeout_s(0.5) == 1.5

@@ -58,8 +58,10 @@ class SchedulerConnections:
         """The request's key among several schedulers; b"" where there is one."""
         return affinity_key(request, options.get("affinity_key", "")) if len(self.addresses) > 1 else b""
 
-    def attempts(self, timeout_s: float | None, failover_timeout_s: float, key: bytes = b"") -> Attempts:
-        """The attempts of a call that begins now. `key`: of `affinity`."""
+    def attempts(
+        self, call: str, timeout_s: float | None, failover_timeout_s: float, key: bytes = b""
+    ) -> Attempts:
+        """The attempts of a call that begins now, of the method `call`. `key`: of `affinity`."""
         now = time.monotonic()
         return Attempts(
             self._rotation,
@@ -68,6 +70,7 @@ class SchedulerConnections:
             failover_timeout_s=failover_timeout_s,
             load_wait_s=self.failover_timeout_s,
             key=key,
+            call=call,
         )
 
     async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
@@ -102,7 +105,8 @@ class SchedulerConnections:
         `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
         together; `failover_timeout_s` is the time in which a lost attempt is repeated; `key`: of `affinity`.
         """
-        attempts = self.attempts(timeout_s, failover_timeout_s, key)
+        name = type(request).__name__.removesuffix("Request")
+        attempts = self.attempts(name, timeout_s, failover_timeout_s, key)
         while True:
             address, left_s = attempts.address_index, attempts.timeout_s(time.monotonic())
             call, metadata = method(self.endpoints[address]), (*self.metadata, *attempts.metadata)

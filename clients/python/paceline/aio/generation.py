@@ -35,7 +35,7 @@ class Generation(Generic[Parsed]):
         self._schedulers = schedulers
         self._stream = stream
         self._collector = Collector(schema)
-        self._attempts = schedulers.attempts(timeout_s, schedulers.failover_timeout_s, key)
+        self._attempts = schedulers.attempts("Generate", timeout_s, schedulers.failover_timeout_s, key)
         self._call: Replies[pb.GenerateResponse] | None = None
         self._closed = Flag()
         self._begin_attempt()

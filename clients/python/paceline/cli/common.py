@@ -119,7 +119,7 @@ def advice(error: BaseException, address: str) -> str:
         case errors.Unauthenticated():
             return f"{error}. Give the token with PACELINE_TOKEN, or --token before the command"
         case errors.DeadlineExceeded():
-            return "the deadline went by; give more with --timeout-s"
+            return f"{error}; give more with --timeout-s"
         case errors.Unsupported() if error.reason:
             return f"{address} does not offer this: {error}"
         case errors.Unsupported():
