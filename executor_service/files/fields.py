@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from executor_service.contract.model_error import ModelError
@@ -97,3 +98,13 @@ class Fields:
 def shown(value: object) -> str:
     """The value for an error message, cut to at most 42 characters."""
     return repr(value if isinstance(value, (int, float)) and abs(value) < 1e30 else str(value)[:40])
+
+
+def check_apart(where: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raises ModelError if two tensors of a file share bytes: it could be read as many times its size.
+
+    `places`: first byte, end and name of each.
+    """
+    for (_, end, name), (begin, _, other) in itertools.pairwise(sorted(places)):
+        if begin < end:
+            raise ModelError(f"{where}: tensors {name[:80]!r} and {other[:80]!r} share bytes")

@@ -5,12 +5,12 @@ Format: github.com/huggingface/safetensors: 8 bytes of length, the header as JSO
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from executor_service.contract.model_error import ModelError
+from executor_service.files.fields import check_apart
 from executor_service.files.json_file import MAX_JSON_BYTES, parse_json
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -54,16 +54,8 @@ def read_entries(
     found = {
         tensor: _entry(name, tensor, entry, 8 + length, size, dtypes) for tensor, entry in header.items()
     }
-    _check_apart(name, found)
+    check_apart(name, ((entry.begin, entry.end, tensor) for tensor, entry in found.items()))
     return found
-
-
-def _check_apart(file: str, entries: dict[str, TensorEntry]) -> None:
-    """Raises ModelError if two tensors share bytes: a small file could be read as many times its size."""
-    placed = sorted((entry.begin, entry.end, name) for name, entry in entries.items())
-    for (_, end, name), (begin, _, other) in itertools.pairwise(placed):
-        if begin < end:
-            raise ModelError(f"{file}: tensors {name[:80]!r} and {other[:80]!r} share bytes")
 
 
 def _entry(file: str, name: str, entry: Any, data: int, size: int, dtypes: frozenset[str]) -> TensorEntry:

@@ -228,6 +228,16 @@ def test_gguf_with_lying_tensors(gguf_model: Path, field: str) -> None:
     refuses(gguf_model, "token_embd.weight")
 
 
+@pytest.mark.parametrize("back", [1, 32])
+def test_gguf_tensors_that_share_bytes_are_refused_by_name(gguf_model: Path, back: int) -> None:
+    raw = bytearray(gguf_model.read_bytes())
+    name = b"blk.0.attn_norm.weight"  # of one dimension
+    at = raw.index(name) + len(name) + 16
+    struct.pack_into("<Q", raw, at, struct.unpack_from("<Q", raw, at)[0] - back)
+    gguf_model.write_bytes(raw)
+    refuses(gguf_model, "blk.0.attn_norm.weight' share bytes")
+
+
 def test_gguf_survives_a_flip_of_any_header_bit(gguf_model: Path) -> None:
     raw = gguf_model.read_bytes()
     rng = np.random.default_rng(0)

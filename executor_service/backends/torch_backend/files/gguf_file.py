@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ModelError
+from executor_service.files.fields import check_apart
 
 MAGIC = b"GGUF"
 _SCALARS = {
@@ -182,6 +183,7 @@ class GgufFile:
             if name in self.tensors:
                 raise self.fault(f"tensor {name!r} is there twice")
             self.tensors[name] = GgufTensor(shape, kind, data + offset, size)
+        check_apart(self.path.name, ((t.offset, t.offset + t.size, n) for n, t in self.tensors.items()))
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string("a tensor's name")[:200]
