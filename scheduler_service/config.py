@@ -137,7 +137,7 @@ class SchedulerSettings(ServiceSettings):
     )
 
     # Chats
-    tool_format: Literal["auto", "none", "hermes", "llama3-json", "llama3-pythonic"] = Field(
+    tool_format: Literal["auto", "none", "harmony", "hermes", "llama3-json", "llama3-pythonic"] = Field(
         default="auto",
         description="how the model writes calls of tools; auto: as its chat template says, if that is known",
     )

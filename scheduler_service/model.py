@@ -132,9 +132,17 @@ class ServedModel:
     embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS  # with `embedding_size`
     tool_format: ToolFormat | None = None  # None: chats have no tools
     reasoning: ReasoningMarkers | None = None  # None: the model writes its answer alone
+    whole_format: ToolFormat | None = (
+        None  # of the output of every chat, reasoning included; None: there is none
+    )
     takes_reasoning: bool = False  # its chat template reads the reasoning of messages
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
     card: ModelCard = NO_CARD
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the reasoning of its answers is told from them."""
+        return self.reasoning is not None or self.whole_format is not None
 
     @property
     def restricts_calls(self) -> bool:

@@ -63,14 +63,20 @@ def as_lark(start: str, rules: LarkRules) -> str:
     return "".join(f"{name}: {rule}\n" for name, rule in {"start": start, **rules}.items())
 
 
+def argument_rules(tools: Sequence[OfferedTool]) -> LarkRules:
+    """Rules `arguments_0` and so on, of each tool's arguments as an object."""
+    return {
+        f"arguments_{index}": _json({"type": "object", **tool.parameters}) for index, tool in enumerate(tools)
+    }
+
+
 def _objects(name: str, tools: Sequence[OfferedTool], key: str) -> LarkRules:
     """A rule `name` of an object with a tool's name, and its arguments under `key`."""
     rules = {name: " | ".join(f"object_{index}" for index in range(len(tools)))}
     for index, tool in enumerate(tools):
         head = _text(f'{{"name": "{tool.name}", "{key}": ')
         rules[f"object_{index}"] = f'{head} arguments_{index} "}}"'
-        rules[f"arguments_{index}"] = _json({"type": "object", **tool.parameters})
-    return rules
+    return rules | argument_rules(tools)
 
 
 def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
@@ -101,8 +107,12 @@ def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
 
 
 def _json(schema: Mapping[str, object]) -> str:
+    return json_rule(_without_remarks(_closed(schema)))
+
+
+def json_rule(schema: Mapping[str, object]) -> str:
     """A schema in a grammar. Its strings must not look like Lark's syntax to whoever searches the text."""
-    text = json.dumps(_without_remarks(_closed(schema)), separators=(",", ":"))
+    text = json.dumps(schema, separators=(",", ":"))
     return "%json " + text.replace("::", r":\u003a").replace("%", r"\u0025")
 
 

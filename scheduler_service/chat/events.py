@@ -1,4 +1,4 @@
-"""What a parser finds in a completion's text, in order: text, and calls with their arguments in pieces."""
+"""What a parser finds in a completion's text, in order: text, calls with arguments in pieces, reasoning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ class Arguments(NamedTuple):
     text: str
 
 
-Event = str | CallBegins | Arguments
+class Reasoning(NamedTuple):
+    """A piece of the reasoning, of formats whose parsers read that as well."""
+
+    text: str
+
+
+Event = str | CallBegins | Arguments | Reasoning
 """A string is text that belongs to no call."""
 
 
@@ -30,6 +36,10 @@ class CallParser(Protocol):
     come; if they turn out to be malformed, they end before the character at fault, and text follows. White
     space and markers around calls belong to them. Everything else comes out again.
     """
+
+    @property
+    def reasons(self) -> bool:
+        """What comes now is reasoning."""
 
     def push(self, text: str) -> Iterable[Event]:
         """Take more text."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from scheduler_service.chat import hermes, llama_json
+from scheduler_service.chat import harmony, hermes, llama_json
 from scheduler_service.chat.call_grammar import (
     LarkRules,
     as_lark,
@@ -22,12 +22,25 @@ from scheduler_service.chat.call_grammar import (
 )
 from scheduler_service.chat.events import CallParser
 from scheduler_service.chat.free_grammar import hermes_answer, llama_json_answer
+from scheduler_service.chat.harmony import HarmonyParser
+from scheduler_service.chat.harmony_grammar import (
+    harmony_answer,
+    harmony_calls,
+    harmony_choices,
+    harmony_schema,
+)
 from scheduler_service.chat.hermes import HermesParser
 from scheduler_service.chat.llama_json import LlamaJsonParser
 from scheduler_service.chat.pythonic import PythonicParser
 from scheduler_service.chat.tools import OfferedTool
 
-MARKERS = (hermes.BEGIN, hermes.END, llama_json.TAG)
+MARKERS = (
+    hermes.BEGIN,
+    hermes.END,
+    llama_json.TAG,
+    *harmony.MARKERS,
+    *harmony.OPTIONAL_MARKERS,
+)
 """Texts that formats look for among a tokenizer's added tokens."""
 
 
@@ -48,6 +61,13 @@ class ToolFormat:
     """Text before the first call and behind the last one."""
     between: str | None = None
     """Text between two calls; None: the model's template knows one call at a time."""
+    continued: Callable[[Container[str]], CallParser] | None = None
+    """A parser of output that goes on with an answer. With it, the parsers read the whole output of every
+    chat: reasoning, text and calls."""
+    of_schema: Callable[[Mapping[str, object]], str] | None = None
+    """With `continued`: a Lark grammar of an output whose answer is JSON of this schema."""
+    of_choices: Callable[[Sequence[str]], str] | None = None
+    """With `continued`: a Lark grammar of an output whose answer is one of these texts."""
 
     def grammar(self, tools: Sequence[OfferedTool], max_calls: int = 0) -> str:
         """A Lark grammar of calls of these tools, at least one and at most `max_calls` (0: any number).
@@ -90,11 +110,28 @@ def _pythonic(_added: Mapping[str, int]) -> ToolFormat:
     return ToolFormat("llama3-pythonic", PythonicParser, pythonic_calls, around=("[", "]"), between=", ")
 
 
-FORMATS: Mapping[str, Callable[[Mapping[str, int]], ToolFormat]] = {
+def _harmony(added: Mapping[str, int]) -> ToolFormat | None:
+    if any(marker not in added for marker in harmony.MARKERS):
+        return None
+    return ToolFormat(
+        "harmony",
+        HarmonyParser,
+        partial(harmony_calls, added),
+        partial(harmony_answer, added),
+        {added[text]: text for text in (*harmony.MARKERS, *harmony.OPTIONAL_MARKERS) if text in added},
+        continued=partial(HarmonyParser, continues=True),
+        of_schema=partial(harmony_schema, added),
+        of_choices=partial(harmony_choices, added),
+    )
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, int]], ToolFormat | None]] = {
+    "harmony": _harmony,
     "hermes": _hermes,
     "llama3-json": _llama_json,
     "llama3-pythonic": _pythonic,
 }
+"""By name: what makes a format of the ids of those MARKERS that a model has; None: it needs others."""
 AUTO, NONE = "auto", "none"
 
 _OTHERS = ("<function=", "<arg_key>", "<tool_calls>", "<|tool_call", "[TOOL_CALLS]")
@@ -110,7 +147,8 @@ def takes_tools(template: str) -> bool:
 def format_of(template: str, added: Mapping[str, int], setting: str = AUTO) -> ToolFormat | None:
     """The format that `setting` names, or with `auto` the one that a chat template describes; None: none.
 
-    `added`: ids of the tokenizer's added tokens that are among MARKERS. If the template ignores tools: None.
+    `added`: ids of the tokenizer's added tokens that are among MARKERS. If the template ignores tools, or the
+    model lacks the format's tokens: None.
     """
     if setting == NONE or not takes_tools(template):
         return None
@@ -118,9 +156,18 @@ def format_of(template: str, added: Mapping[str, int], setting: str = AUTO) -> T
     return None if name is None else FORMATS[name](added)
 
 
+def whole_format_of(template: str, added: Mapping[str, int], setting: str = AUTO) -> ToolFormat | None:
+    """The format that the whole output of each chat is in, with tools or without; None: there is none."""
+    if setting not in (AUTO, NONE, "harmony") or harmony.CHANNEL not in template:
+        return None
+    return _harmony(added)
+
+
 def _described(template: str) -> str | None:
     if any(other in template for other in _OTHERS):
         return None
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return "harmony"
     if hermes.BEGIN in template and "arguments" in template:
         return "hermes"
     if re.search(r"\[\s*func\w*\(", template):

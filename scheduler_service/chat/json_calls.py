@@ -18,6 +18,7 @@ class JsonCallParser(ABC):
     A subclass says what white space, an object and markers mean in its places.
     """
 
+    reasons = False
     START = "text"
     """The place where the text begins."""
     BEHIND_OBJECT = "text"

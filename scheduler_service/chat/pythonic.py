@@ -16,6 +16,8 @@ _CLOSE = {"[": "]", "(": ")", "{": "}"}
 class PythonicParser:
     """Implements `CallParser`: one list, where the answer begins. Arguments come one by one, as JSON."""
 
+    reasons = False
+
     def __init__(self, names: Container[str]) -> None:
         """`names` of the tools that may be called."""
         self._names = names

@@ -174,13 +174,19 @@ class ExecutorPool(LinkPool):
     def _with_chat_output(self, model: ServedModel, template: str, added: Mapping[str, int]) -> ServedModel:
         """The model with what its chat template and its added tokens say of its output."""
         tool_format = formats.format_of(template, added, self._tool_format)
-        reasoning = reasoning_markers(template, added)
+        whole_format = formats.whole_format_of(template, added, self._tool_format)
+        reasoning = reasoning_markers(template, added) if whole_format is None else None
+        model = replace(
+            model,
+            tool_format=tool_format,
+            reasoning=reasoning,
+            whole_format=whole_format,
+            takes_reasoning=takes_reasoning(template),
+        )
         log.info(
             "chat output",
             tool_format="none" if tool_format is None else tool_format.name,
             template_takes_tools=formats.takes_tools(template),
-            reasoning=reasoning is not None,
+            reasoning=model.reasons,
         )
-        return replace(
-            model, tool_format=tool_format, reasoning=reasoning, takes_reasoning=takes_reasoning(template)
-        )
+        return model

@@ -20,6 +20,11 @@ def chat_reading(
     chat, markers = checked.prompt, model.reasoning
     if not isinstance(chat, ChatPrompt):
         return None
+    names = frozenset(tool.name for tool in chat.tools)
+    if (whole := model.whole_format) is not None:
+        if chat.continues and whole.continued is not None:
+            whole = replace(whole, parser=whole.continued)
+        return ChatReading(tool_format=whole, tool_names=names)
     thinking = Thinking.OFF
     if markers is not None:
         if chat.continues:
@@ -34,7 +39,7 @@ def chat_reading(
         thinking,
         None if thinking is Thinking.OFF else markers,
         model.tool_format if chat.tools else None,
-        frozenset(tool.name for tool in chat.tools),
+        names,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 
-from scheduler_service.chat.events import CallBegins, CallParser, CallPiece, Event
+from scheduler_service.chat.events import CallBegins, CallParser, CallPiece, Event, Reasoning
 from scheduler_service.chat.reading import ChatReading
 from scheduler_service.chat.reasoning import Thinking
 from scheduler_service.text.detokenizer import Detokenizer
@@ -103,9 +103,13 @@ class ChatOutput(PlainOutput):
     def _push_run(self, ids: tuple[int, ...]) -> None:
         """Take ids of which none is a marker."""
         if ids and self.stop_string is None:
-            if self._place is not _Place.ANSWER:
+            if self._place is not _Place.ANSWER or self._parser_reasons:
                 self.reasoning_tokens += len(ids)
             self._take(self._detokenizer.push(ids))
+
+    @property
+    def _parser_reasons(self) -> bool:
+        return self._parser is not None and self._parser.reasons
 
     def _push_marker(self, id_: int) -> None:
         """Take a marker's id, which is text where the marker has no meaning."""
@@ -119,7 +123,9 @@ class ChatOutput(PlainOutput):
         if self._place is _Place.UNDECIDED and id_ in self._call_markers:
             self._begin_answer()
         if self._place is _Place.ANSWER and self._parser is not None and id_ in self._call_markers:
+            reasoned = self._parser_reasons
             self._take_events(self._parser.marker(self._call_markers[id_]))
+            self.reasoning_tokens += reasoned or self._parser_reasons
         else:
             self._take(self._detokenizer.push((id_,)))
 
@@ -171,6 +177,8 @@ class ChatOutput(PlainOutput):
                 self._add(event)
                 if self.stop_string is not None:
                     return
+            elif isinstance(event, Reasoning):
+                self.reasoning += event.text
             elif isinstance(event, CallBegins):
                 index, self._call_count = self._call_count, self._call_count + 1
                 self.calls.append(CallPiece(index, self._call_id(index), event.name, ""))

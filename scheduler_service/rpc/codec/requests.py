@@ -90,7 +90,7 @@ def check_request(
     return CheckedRequest(
         id=check_request_id(message.request_id),
         prompt=prompt,
-        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, model)),
+        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, prompt, model)),
         max_tokens=max_tokens,
         min_tokens=stop.min_tokens,
         eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,

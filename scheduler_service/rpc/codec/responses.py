@@ -134,7 +134,7 @@ def _capabilities(
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_STRICT_TOOLS: model.restricts_calls,
-        pb.CAPABILITY_REASONING: model.reasoning is not None,
+        pb.CAPABILITY_REASONING: model.reasons,
         pb.CAPABILITY_REASONING_INPUT: model.takes_reasoning,
         pb.CAPABILITY_ADAPTERS: model.has_adapters,
         pb.CAPABILITY_PROMPT_LOGPROBS: model.can_score,

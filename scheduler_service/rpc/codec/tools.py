@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.chat.formats import ToolFormat
+from scheduler_service.chat.formats import FORMATS, ToolFormat
 from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import invalid, unsupported
@@ -29,7 +29,8 @@ def required_format(field: str, model: ServedModel) -> ToolFormat:
         raise unsupported(
             field,
             "its chat template takes no tools, or it is unknown how this model writes calls of them; the "
-            "scheduler's setting tool-format says so (hermes, llama3-json, llama3-pythonic)",
+            "scheduler's setting tool-format says so ("
+            f"{', '.join(FORMATS)})",
         )
     return model.tool_format
 

@@ -67,6 +67,7 @@ def grammar_of_calls(
     numbered = [(index, SentTool(*tool)) for index, tool in json.loads(payload)]
     tools = [_parsed(index, tool) for index, tool in numbered]
     written = FORMATS[style](added)
+    assert written is not None  # the scheduler has one of the same tokens
     try:
         if demanded:
             return written.grammar(tools, max_calls)

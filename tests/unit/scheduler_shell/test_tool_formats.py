@@ -28,6 +28,7 @@ EXPECTED = {
     "Hermes": "hermes",
     "markers as text": "hermes",
     "names in tokens": "hermes",
+    "gpt-oss": "harmony",
     "Llama 3": "llama3-json",
     "Llama 3 pythonic": "llama3-pythonic",
 }
@@ -106,9 +107,8 @@ def matches_its_schema(tool: str, arguments: dict[str, Any]) -> bool:
 def end_of(name: str) -> int:
     """The token that ends a turn."""
     tokenizer = TOOL_STYLES[name].tokenizer()
-    found = tokenizer.token_to_id("<|im_end|>") or tokenizer.token_to_id("<|eot_id|>")
-    assert found is not None
-    return found
+    found = map(tokenizer.token_to_id, ("<|im_end|>", "<|eot_id|>", "<|return|>"))
+    return next(id_ for id_ in found if id_ is not None)
 
 
 @functools.cache

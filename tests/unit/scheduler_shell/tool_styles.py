@@ -166,13 +166,41 @@ PYTHONIC = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 
+HARMONY = """\
+{{- '<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|>' }}
+{%- if tools %}
+  {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
+  {%- for tool in tools %}{{- tool.function.name + ' = ' + (tool.function | tojson) + '\\n' }}{%- endfor %}
+  {{- '}<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+  {%- if message.role == 'assistant' and message.tool_calls %}
+    {%- if message.thinking %}
+      {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+    {%- endif %}
+    {%- set call = message.tool_calls[0].function %}
+    {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+    {{- call.arguments | tojson }}{{- '<|call|>' }}
+  {%- elif message.role == 'assistant' %}
+    {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+  {%- elif message.role == 'tool' %}
+    {{- '<|start|>functions to=assistant<|channel|>commentary<|message|>' }}
+    {{- message.content | tojson }}{{- '<|end|>' }}
+  {%- else %}
+    {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 _CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
+_HARMONY = [f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")]
 _CALLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 TOOL_STYLES = {
     "Qwen2.5": Style(QWEN, byte_level(_CHATML, _CALLS)),
     "Qwen3": Style(QWEN, byte_level(_CHATML, [*_CALLS, "<think>", "</think>"])),
+    "gpt-oss": Style(HARMONY, byte_level(_HARMONY)),
     "Llama 3": Style(LLAMA, byte_level(_LLAMA), bos="<|begin_of_text|>"),
     "Llama 3 pythonic": Style(PYTHONIC, byte_level(_LLAMA)),
     "Hermes": Style(HERMES, byte_level([*_CHATML, "<s>"], _CALLS), bos="<s>"),
