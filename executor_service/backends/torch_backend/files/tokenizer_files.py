@@ -8,6 +8,7 @@ post-processor of tokenizer.json adds. Pre-tokenizer names are llama.cpp's
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,19 +80,43 @@ def tokenizer_from_directory(path: Path) -> TokenizerBundle:
     raw = read_bounded(file, _MAX_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
-    except Exception as error:  # the library raises bare Exception
+    except (MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and PanicException, which is none
         raise ModelError(f"tokenizer.json: {error}") from None
     config = _optional_json(path / "tokenizer_config.json")
     bos, eos = (_token_text(config.get(key)) for key in ("bos_token", "eos_token"))
-    starts = tokenizer.encode("x").ids[:1]
     return TokenizerBundle(
         tokenizer_json=raw,
         chat_template=_chat_template(path, config),
         bos_token=bos,
         eos_token=eos,
-        add_bos=bool(bos) and starts == [tokenizer.token_to_id(bos)],
+        add_bos=bool(bos) and _begins_with(tokenizer) == tokenizer.token_to_id(bos) is not None,
         generation_defaults=_generation_defaults(path),
     )
+
+
+def _begins_with(tokenizer: Tokenizer) -> int | None:
+    """The id that the post-processor puts before a text, or None.
+
+    It is read, since no text is tokenized in this process: a hostile tokenizer takes any time and memory.
+    """
+    processor = tokenizer.post_processor
+    return None if processor is None else _added_first(json.loads(processor.__getstate__()))
+
+
+def _added_first(processor: Mapping[str, Any]) -> int | None:
+    """As `_begins_with`; of a sequence it is the last processor's that adds one."""
+    match processor:
+        case {"type": "Sequence", "processors": [*steps]}:
+            found = (_added_first(step) for step in reversed(steps))
+            return next((id_ for id_ in found if id_ is not None), None)
+        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": name}}, *_]}:
+            ids = processor["special_tokens"].get(name, {}).get("ids")
+            return int(ids[0]) if ids else None
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, int(id_)]}:
+            return id_
+    return None
 
 
 def _generation_defaults(path: Path) -> dict[str, float]:
