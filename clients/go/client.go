@@ -43,8 +43,8 @@ const (
 	connectTimeout  = 3 * time.Second // a frozen scheduler accepts connections and sends nothing
 )
 
-// Client calls one scheduler, or several that serve the same model. Calls are spread over them, and those that
-// one refuses are tried on the others. A stream whose scheduler dies goes on exactly on another one, or on the
+// Client calls one scheduler, or several that serve the same model. Calls are spread over them, requests with the same
+// beginning to the same one (WithAffinityKey), and those that one refuses are tried on the others. A stream whose scheduler dies goes on exactly on another one, or on the
 // same one after its restart. Safe for concurrent use.
 type Client struct {
 	addresses       []string
@@ -92,7 +92,7 @@ func NewClient(addresses []string, options ...Option) (*Client, error) {
 	}
 	client := &Client{
 		addresses:       append([]string{}, addresses...),
-		rotation:        newRotation(len(addresses)),
+		rotation:        newRotation(addresses),
 		failoverTimeout: chosen.failoverTimeout,
 	}
 	for _, address := range addresses {
@@ -125,7 +125,7 @@ func (c *Client) Generate(ctx context.Context, request *schedulerv1.GenerateRequ
 	ctx, cancel := context.WithCancel(ctx)
 	return &Stream{
 		client: c, ctx: ctx, cancel: cancel,
-		attempts:  newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout),
+		attempts:  newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout, c.affinity(ctx, request)),
 		resumable: newResumable(identified(request)),
 	}
 }
@@ -133,7 +133,8 @@ func (c *Client) Generate(ctx context.Context, request *schedulerv1.GenerateRequ
 // Complete generates, and waits until all completions have finished. One per index.
 func (c *Client) Complete(ctx context.Context, request *schedulerv1.GenerateRequest) ([]*schedulerv1.Completion, error) {
 	request = identified(request)
-	reply, err := call(ctx, c, c.failoverTimeout, schedulerv1.SchedulerServiceClient.GenerateUnary,
+	attempts := newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout, c.affinity(ctx, request))
+	reply, err := callOn(ctx, c, attempts, schedulerv1.SchedulerServiceClient.GenerateUnary,
 		&schedulerv1.GenerateUnaryRequest{Request: request})
 	if err != nil {
 		return nil, err
@@ -151,6 +152,15 @@ func (c *Client) Complete(ctx context.Context, request *schedulerv1.GenerateRequ
 		}
 	}
 	return reply.Completions, nil
+}
+
+// affinity is the request's key among several schedulers.
+func (c *Client) affinity(ctx context.Context, request *schedulerv1.GenerateRequest) []byte {
+	if len(c.addresses) == 1 {
+		return nil
+	}
+	own, _ := ctx.Value(affinityKeyOf{}).(string)
+	return affinityKey(request, own)
 }
 
 // Tokenize is the token ids of a text or of messages, as Generate would use them.
@@ -208,9 +218,17 @@ type method[Request, Reply any] func(
 func call[Request, Reply any](
 	ctx context.Context, c *Client, failoverTimeout time.Duration, send method[Request, Reply], request Request,
 ) (none Reply, _ error) {
-	attempts := newAttempts(c.rotation, time.Now(), failoverTimeout, c.failoverTimeout)
+	attempts := newAttempts(c.rotation, time.Now(), failoverTimeout, c.failoverTimeout, nil)
+	return callOn(ctx, c, attempts, send, request)
+}
+
+func callOn[Request, Reply any](
+	ctx context.Context, c *Client, attempts *attempts, send method[Request, Reply], request Request,
+) (none Reply, _ error) {
 	for {
-		reply, err := send(c.schedulers[attempts.address], attempts.outgoing(ctx), request)
+		attempt, cancel := attempts.begin(ctx)
+		reply, err := send(c.schedulers[attempts.address], attempt, request)
+		cancel()
 		if err == nil {
 			attempts.answered()
 			return reply, nil

@@ -24,12 +24,15 @@ const (
 	waitKey = "paceline-wait-ms"
 )
 
-// rotation is the order in which the calls of a client try its addresses: each call begins with the next one
-// in turn, and those that are down come last. Addresses are indexes. Safe for concurrent use.
+// rotation is the order in which the calls of a client try its addresses. A call with a key begins where that key's
+// prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one without
+// begins with the next address in turn. Those that are down come last. Addresses are indexes. Safe for concurrent use.
 type rotation struct {
-	mutex sync.Mutex
-	next  int
-	down  []downTime // by address
+	addresses []string
+	mutex     sync.Mutex
+	next      int
+	live      []int      // calls, by address
+	down      []downTime // by address
 }
 
 type downTime struct {
@@ -37,22 +40,56 @@ type downTime struct {
 	length time.Duration // 0: the address is up
 }
 
-func newRotation(addresses int) *rotation { return &rotation{down: make([]downTime, addresses)} }
+func newRotation(addresses []string) *rotation {
+	return &rotation{addresses: addresses, live: make([]int, len(addresses)), down: make([]downTime, len(addresses))}
+}
 
-func (r *rotation) order(now time.Time) []int {
+// order is all addresses. key: of affinityKey, or nil.
+func (r *rotation) order(now time.Time, key []byte) []int {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	up, down := []int{}, []int{}
-	for i := range r.down {
-		address := (r.next + i) % len(r.down)
+	for _, address := range r.turn(key) {
 		if r.isDown(address, now) {
 			down = append(down, address)
 		} else {
 			up = append(up, address)
 		}
 	}
-	r.next = (r.next + 1) % len(r.down)
 	return append(up, down...)
+}
+
+func (r *rotation) turn(key []byte) []int {
+	if key == nil {
+		turn := make([]int, len(r.addresses))
+		for i := range turn {
+			turn[i] = (r.next + i) % len(turn)
+		}
+		r.next = (r.next + 1) % len(turn)
+		return turn
+	}
+	order := preference(key, r.addresses)
+	turn := []int{choice(order, r.live)}
+	for _, address := range order {
+		if address != turn[0] {
+			turn = append(turn, address)
+		}
+	}
+	return turn
+}
+
+// countLive counts a call at an address until the context ends, which must be canceled.
+func (r *rotation) countLive(ctx context.Context, address int) {
+	add := func(calls int) {
+		r.mutex.Lock()
+		defer r.mutex.Unlock()
+		r.live[address] += calls
+	}
+	add(1)
+	go func() {
+		<-ctx.Done()
+		add(-1)
+	}()
 }
 
 // markUp records that an address has answered.
@@ -91,6 +128,7 @@ func (r *rotation) isDown(address int, now time.Time) bool { return r.down[addre
 type attempts struct {
 	address         int
 	rotation        *rotation
+	key             []byte // of affinityKey; nil: in turn
 	failoverTimeout time.Duration
 	untried         []int
 	hasAnswered     bool     // the current attempt has received a message
@@ -103,20 +141,22 @@ type attempts struct {
 	waits           bool // the current attempt waits for its model
 }
 
-func newAttempts(r *rotation, now time.Time, failoverTimeout, loadWait time.Duration) *attempts {
-	order := r.order(now)
+func newAttempts(r *rotation, now time.Time, failoverTimeout, loadWait time.Duration, key []byte) *attempts {
+	order := r.order(now, key)
 	return &attempts{
-		address: order[0], rotation: r, failoverTimeout: failoverTimeout, untried: order[1:], wait: minWait,
+		address: order[0], rotation: r, key: key, failoverTimeout: failoverTimeout, untried: order[1:], wait: minWait,
 		loadWait: loadWait, loads: -1,
 	}
 }
 
-// outgoing is the context of the current attempt.
-func (a *attempts) outgoing(ctx context.Context) context.Context {
-	if !a.waits {
-		return ctx
+// begin is the context of the current attempt, which counts as live until it is canceled.
+func (a *attempts) begin(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	a.rotation.countLive(ctx, a.address)
+	if a.waits {
+		ctx = metadata.AppendToOutgoingContext(ctx, waitKey, strconv.FormatInt(a.loadWait.Milliseconds(), 10))
 	}
-	return metadata.AppendToOutgoingContext(ctx, waitKey, strconv.FormatInt(a.loadWait.Milliseconds(), 10))
+	return ctx, cancel
 }
 
 // answered records that the current attempt received a message.
@@ -182,7 +222,7 @@ func (a *attempts) lose(now time.Time) bool {
 	}
 	if a.hasAnswered || a.lostAt.IsZero() {
 		a.lostAt, a.wait, a.refusals, a.untried = now, minWait, nil, nil
-		for _, address := range a.rotation.order(now) {
+		for _, address := range a.rotation.order(now, a.key) {
 			if address != a.address {
 				a.untried = append(a.untried, address)
 			}
@@ -219,7 +259,7 @@ func (a *attempts) nextRound(failure *Error, now time.Time) (time.Duration, *Err
 	if a.wait *= 2; a.wait > maxWait {
 		a.wait = maxWait
 	}
-	order := a.rotation.order(now)
+	order := a.rotation.order(now, a.key)
 	a.address, a.untried, a.refusals = order[0], order[1:], nil
 	return wait, nil
 }

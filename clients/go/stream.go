@@ -20,7 +20,8 @@ type Stream struct {
 	attempts  *attempts
 	resumable *resumable
 	call      schedulerv1.SchedulerService_GenerateClient
-	err       error // why no more events come
+	leave     context.CancelFunc // ends the current attempt
+	err       error              // why no more events come
 }
 
 // RequestID is the request's, drawn if the caller gave none: Abort takes it.
@@ -72,20 +73,23 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.call, err = s.client.schedulers[s.attempts.address].Generate(s.attempts.outgoing(s.ctx), request)
+		attempt, cancel := s.attempts.begin(s.ctx)
+		s.leave = cancel
+		s.call, err = s.client.schedulers[s.attempts.address].Generate(attempt, request)
 		if err != nil {
 			s.call = nil
 			return nil, err
 		}
 	}
 	if s.resumable.isComplete() {
-		defer time.AfterFunc(endTimeout, s.cancel).Stop() // nothing is missing but the end
+		defer time.AfterFunc(endTimeout, s.leave).Stop() // nothing is missing but the end
 	}
 	return s.call.Recv()
 }
 
 func (s *Stream) failed(failure *Error) {
 	s.call = nil
+	s.leave()
 	address := s.client.addresses[s.attempts.address]
 	if err := s.client.again(s.ctx, s.attempts, failure); err != nil {
 		s.end(s.resumable.finalError(err, address))

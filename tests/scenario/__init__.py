@@ -12,6 +12,9 @@ A step has
     call                 model_info, tokenize, detokenize, complete, generate, score, embed or rerank
     request              of the last five: the RPC's request as proto3's JSON
     text, token_ids      of tokenize and detokenize
+    in_order             the request has an affinity key that lets its client try `at` in this order
+    affinity_key         of the request
+    lands                of several schedulers, that of the request's affinity takes it
     timeout_ms           the call's deadline
     token                the client's
     tls                  connections are encrypted; the authority's file, which runners get as `ca`

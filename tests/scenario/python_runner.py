@@ -26,6 +26,7 @@ _ARGUMENTS = {
     "maxTokens": "max_tokens",
     "ignoreEos": "ignore_eos",
     "requestId": "request_id",
+    "cacheSalt": "cache_salt",
     "promptLogprobs": "prompt_logprobs",
 }
 """The SDK's arguments by the names of proto3's JSON, where they differ."""
@@ -135,6 +136,8 @@ def arguments(step: Step) -> dict[str, Any]:
         found["messages"] = found["messages"]["messages"]
     if "token_ids" in found:
         found["token_ids"] = found["token_ids"]["ids"]
+    if "affinity_key" in step:
+        found["affinity_key"] = step["affinity_key"]
     if "timeout_ms" in step:
         found["timeout_s"] = step["timeout_ms"] / 1000
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from tests.scenario import affinity
 from tests.scenario.matching import differences
 from tests.scenario.runner import Runner
 from tests.scenario.stage import LIAR, LOADING, STRIKES, TLS, Stage
@@ -24,7 +25,7 @@ MAX_GROWN_MIB = 256
 LOAD_AFTER_S = 1.0
 """Time after a call at which the model is begun to load for which it waits."""
 
-_FOR_THE_DRIVER = {"at", "tls", "then", "expect", *STRIKES}
+_FOR_THE_DRIVER = {"at", "tls", "then", "expect", "in_order", "lands", *STRIKES}
 
 
 class Missed(Exception):
@@ -50,9 +51,12 @@ def take(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], l
     """One step: its outcome, and what is wrong about it. Raises Missed and RunnerError."""
     continuations = services.continuations
     peak_mib = runner.peak_mib() if LIAR in step["at"] else 0.0
+    taken = [services.requests(name) for name in step["at"]] if "lands" in step else []
     with services.full_queue() if "full" in step["at"] else nullcontext(), _loading(services, step):
         outcome, requests = _run(services, runner, step)
     complaints = list(differences(step["expect"], outcome))
+    if taken:
+        complaints += _elsewhere(services, step, taken)
     if complaints and _is_unreached(outcome):
         raise Missed(f"no scheduler could be reached: {outcome['error']}")
     if requests and not any(services.requests(name) > count for name, count in requests.items()):
@@ -87,6 +91,14 @@ def _run(services: Stage, runner: Runner, step: Step) -> tuple[dict[str, Any], d
     return outcome, requests
 
 
+def _elsewhere(services: Stage, step: Step, taken: Sequence[int]) -> Iterator[str]:
+    """A complaint if another scheduler than its affinity's got the request. `taken`: requests before it."""
+    found = [services.requests(name) - before for name, before in zip(step["at"], taken, strict=True)]
+    index = affinity.first(step, [services.address(name) for name in step["at"]])
+    if found != [int(here == index) for here in range(len(found))]:
+        yield f"the schedulers took {found} requests, where {step['at'][index]} should have taken the one"
+
+
 @contextmanager
 def _loading(services: Stage, step: Step) -> Iterator[None]:
     """Meanwhile an executor starts, if the step is at the scheduler that waits for one."""
@@ -112,6 +124,8 @@ def for_runner(services: Stage, step: Step) -> dict[str, Any]:
     """The step as its runner gets it."""
     found = {name: value for name, value in step.items() if name not in _FOR_THE_DRIVER}
     found["addresses"] = [services.address(name) for name in step["at"]]
+    if "in_order" in step:
+        found["affinity_key"] = affinity.key_for(found["addresses"])
     if "tls" in step:
         found["ca"] = str(TLS / step["tls"])
     return found

@@ -99,7 +99,7 @@ json describe(const paceline::v1::RerankResponse& reply) {
 }
 
 json generate(paceline::Client& client, const json& step, paceline::Timeout timeout) {
-  paceline::Stream stream = client.generate(request_of(step), timeout);
+  paceline::Stream stream = client.generate(request_of(step), timeout, step.value("affinity_key", ""));
   paceline::Collector collector;
   int before = 0;
   for (paceline::v1::GenerateResponse event; stream.next(event);) {
@@ -153,7 +153,7 @@ json run(const json& step) {
     return {{"token_ids", client.tokenize(request)}};
   }
   if (call == "detokenize") return {{"text", client.detokenize(step["token_ids"].get<std::vector<uint32_t>>())}};
-  if (call == "complete") return describe(client.complete(request_of(step), timeout));
+  if (call == "complete") return describe(client.complete(request_of(step), timeout, step.value("affinity_key", "")));
   if (call == "generate") return (step.contains("parallel") ? parallel : generate)(client, step, timeout);
   if (call == "score") return describe(client.score(request_of<paceline::v1::ScoreRequest>(step), timeout));
   if (call == "embed") return describe(client.embed(request_of<paceline::v1::EmbedRequest>(step), timeout));

@@ -31,17 +31,20 @@ Client::Client(const std::vector<std::string>& addresses, Options options) {
 
 Client::~Client() = default;
 
-Stream Client::generate(const v1::GenerateRequest& request, Timeout timeout) {
-  return Stream(std::make_unique<Stream::State>(connections_,
-                                                connections_->attempts(timeout, connections_->failover_timeout()),
-                                                ResumableStream(identified(request))));
+Stream Client::generate(const v1::GenerateRequest& request, Timeout timeout, const std::string& affinity_key) {
+  Attempts attempts = connections_->attempts(timeout, connections_->failover_timeout(),
+                                             connections_->affinity(request, affinity_key));
+  return Stream(
+      std::make_unique<Stream::State>(connections_, std::move(attempts), ResumableStream(identified(request))));
 }
 
-std::vector<v1::Completion> Client::complete(const v1::GenerateRequest& request, Timeout timeout) {
+std::vector<v1::Completion> Client::complete(const v1::GenerateRequest& request, Timeout timeout,
+                                             const std::string& affinity_key) {
   v1::GenerateUnaryRequest wrapped;
   *wrapped.mutable_request() = identified(request);
   const v1::GenerateUnaryResponse reply =
-      connections_->call(&Stub::GenerateUnary, wrapped, timeout, connections_->failover_timeout());
+      connections_->call(&Stub::GenerateUnary, wrapped, timeout, connections_->failover_timeout(),
+                         connections_->affinity(request, affinity_key));
   bool whole = reply.completions_size() == static_cast<int>(std::max(request.n(), 1u));
   for (int index = 0; index < reply.completions_size(); ++index) {
     const v1::Completion& one = reply.completions(index);

@@ -33,7 +33,7 @@ Connections::Connections(const std::vector<std::string>& addresses, const Option
     : addresses_(addresses),
       authorization_(options.token.empty() ? "" : "Bearer " + options.token),
       failover_timeout_(options.failover_timeout),
-      rotation_(addresses.size()) {
+      rotation_(addresses) {
   const auto credentials = options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
   for (const std::string& address : addresses) {
     stubs_.push_back(

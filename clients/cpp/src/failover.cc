@@ -1,7 +1,11 @@
 #include "failover.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
+
+#include "affinity.h"
 
 namespace paceline {
 namespace {
@@ -27,11 +31,22 @@ Milliseconds rounded_up(Duration duration) {
 
 }  // namespace
 
-std::deque<size_t> Rotation::order(Clock::time_point now) {
+std::deque<size_t> Rotation::turn(const std::string& key) {
+  std::deque<size_t> turn;
+  if (key.empty()) {
+    for (size_t i = 0; i < addresses_.size(); ++i) turn.push_back((next_ + i) % addresses_.size());
+    next_ = (next_ + 1) % addresses_.size();
+    return turn;
+  }
+  const std::vector<size_t> order = preference(key, addresses_);
+  turn.push_back(choice(order, live_));
+  std::remove_copy(order.begin(), order.end(), std::back_inserter(turn), size_t{turn.front()});
+  return turn;
+}
+
+std::deque<size_t> Rotation::order(Clock::time_point now, const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::deque<size_t> order;
-  for (size_t i = 0; i < down_.size(); ++i) order.push_back((next_ + i) % down_.size());
-  next_ = (next_ + 1) % down_.size();
+  std::deque<size_t> order = turn(key);
   std::stable_partition(order.begin(), order.end(), [&](size_t address) { return !is_down(address, now); });
   return order;
 }
@@ -49,10 +64,11 @@ void Rotation::down(size_t address, Clock::time_point now) {
 }
 
 Attempts::Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout,
-                   Milliseconds load_wait)
+                   Milliseconds load_wait, std::string key)
     : rotation_(rotation),
+      key_(std::move(key)),
       failover_timeout_(failover_timeout),
-      untried_(rotation.order(now)),
+      untried_(rotation.order(now, key_)),
       wait_(MIN_WAIT),
       load_wait_(load_wait) {
   if (timeout) deadline_ = now + *timeout;
@@ -105,7 +121,7 @@ void Attempts::lose(const Error& error, Clock::time_point now) {
   lost_at_ = now;
   wait_ = MIN_WAIT;
   refusals_.clear();
-  untried_ = rotation_.order(now);
+  untried_ = rotation_.order(now, key_);
   untried_.erase(std::remove(untried_.begin(), untried_.end(), address_), untried_.end());
 }
 
@@ -128,7 +144,7 @@ Milliseconds Attempts::next_round(const Error& error, Clock::time_point now) {
   if (deadline_) wait = std::clamp(rounded_up(*deadline_ - now), Milliseconds{0}, wait);
   wait_ = std::min(2 * wait_, MAX_WAIT);
   refusals_.clear();
-  untried_ = rotation_.order(now);
+  untried_ = rotation_.order(now, key_);
   address_ = untried_.front();
   untried_.pop_front();
   return wait;

@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "paceline/client.h"
@@ -17,13 +18,34 @@ namespace paceline {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// The order in which the calls of a client try its addresses, which are indexes: each call begins with the next one
-// in turn, and those that are down come last. Safe for concurrent use.
+// The order in which the calls of a client try its addresses, which are indexes. A call with a key begins where that
+// key's prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one without
+// begins with the next address in turn. Those that are down come last. Safe for concurrent use.
 class Rotation {
  public:
-  explicit Rotation(size_t count) : down_(count) {}
+  explicit Rotation(const std::vector<std::string>& addresses)
+      : addresses_(addresses), live_(addresses.size()), down_(addresses.size()) {}
 
-  std::deque<size_t> order(Clock::time_point now);
+  // All addresses. `key`: of affinity_key, or empty.
+  std::deque<size_t> order(Clock::time_point now, const std::string& key);
+
+  // A call at an address, counted as live until this is destroyed.
+  class Live {
+   public:
+    Live(Rotation& rotation, size_t address) : rotation_(rotation), address_(address) { count(1); }
+    ~Live() { count(-1); }
+    Live(const Live&) = delete;
+    Live& operator=(const Live&) = delete;
+
+   private:
+    void count(int calls) {
+      std::lock_guard<std::mutex> lock(rotation_.mutex_);
+      rotation_.live_[address_] += calls;
+    }
+
+    Rotation& rotation_;
+    size_t address_;
+  };
 
   // It has answered.
   void up(size_t address);
@@ -39,9 +61,13 @@ class Rotation {
 
   bool is_down(size_t address, Clock::time_point now) const { return down_[address].until > now; }
 
+  std::deque<size_t> turn(const std::string& key);
+
+  const std::vector<std::string> addresses_;
   std::mutex mutex_;
   size_t next_ = 0;
-  std::vector<Down> down_;  // by address
+  std::vector<size_t> live_;  // calls, by address
+  std::vector<Down> down_;    // by address
 };
 
 // The attempts of one call.
@@ -53,8 +79,9 @@ class Rotation {
 // `failover_timeout`.
 class Attempts {
  public:
+  // `key`: of affinity_key; empty: the call begins with the next address in turn.
   Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout,
-           Milliseconds load_wait);
+           Milliseconds load_wait, std::string key = {});
 
   // Of the current attempt.
   size_t address() const { return address_; }
@@ -78,6 +105,7 @@ class Attempts {
   Milliseconds next_round(const Error& error, Clock::time_point now);
 
   Rotation& rotation_;
+  std::string key_;
   std::optional<Clock::time_point> deadline_;
   Milliseconds failover_timeout_;
   std::deque<size_t> untried_;

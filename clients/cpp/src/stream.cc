@@ -52,6 +52,7 @@ bool Stream::State::read(v1::GenerateResponse& event) {
     }
     const grpc::Status status = reader_->Finish();
     reader_.reset();
+    live_.reset();
     if (status.ok()) resumable.check_end();
     if (status.ok() || resumable.is_complete()) return false;
     again(error_of(status));
@@ -79,6 +80,7 @@ void Stream::State::begin() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (cancelled_) throw Error(grpc::StatusCode::CANCELLED, "the stream was cancelled");
   context_ = std::move(context);
+  live_ = connections->begin(attempts.address());
   reader_ = connections->stub(attempts.address()).Generate(context_.get(), request);
 }
 
@@ -107,6 +109,7 @@ void Stream::State::end() {
   }
   reader_->Finish();
   reader_.reset();
+  live_.reset();
 }
 
 }  // namespace paceline

@@ -36,6 +36,7 @@ struct Stream::State {
   bool cancelled_ = false;
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader_;
+  std::unique_ptr<Rotation::Live> live_;  // as long as `reader_`
 };
 
 }  // namespace paceline

@@ -31,6 +31,7 @@ type step struct {
 	Token             string
 	FailoverTimeoutMs *int            `json:"failover_timeout_ms"`
 	TimeoutMs         int             `json:"timeout_ms"`
+	AffinityKey       string          `json:"affinity_key"`
 	Request           json.RawMessage `json:"request"`
 	Text              string
 	TokenIDs          []uint32 `json:"token_ids"`
@@ -67,7 +68,7 @@ func (s *step) run() (outcome, error) {
 		return nil, err
 	}
 	defer client.Close()
-	ctx := context.Background()
+	ctx := paceline.WithAffinityKey(context.Background(), s.AffinityKey)
 	if s.TimeoutMs > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(s.TimeoutMs)*time.Millisecond)

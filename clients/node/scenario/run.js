@@ -118,7 +118,7 @@ async function* iterate(events) {
  * @param {Step} step
  * @returns {Record<string, any>}
  */
-function options({ request, timeout_ms: timeoutMs }) {
+function options({ request, timeout_ms: timeoutMs, affinity_key: affinityKey }) {
   const { text, messages, tokenIds, sampling = {}, stop = {}, ...rest } = request;
   const { seed, ...otherSampling } = sampling;
   const { strings, ...otherStop } = stop;
@@ -129,6 +129,7 @@ function options({ request, timeout_ms: timeoutMs }) {
     seed: seed === undefined ? undefined : BigInt(seed),
     stop: strings,
     timeoutMs,
+    affinityKey,
     ...otherSampling,
     ...otherStop,
     ...rest,

@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 import grpc from '@grpc/grpc-js';
 
+import { affinityKey } from './affinity.js';
 import { chat } from './chat.js';
 import { SchedulerService } from './contract.js';
 import { fromRpc, PacelineError } from './errors.js';
@@ -36,7 +37,8 @@ const END_TIMEOUT_MS = 1_000;
  * One scheduler, or several that serve the same model. `close()` it when done. Every call rejects with
  * a PacelineError.
  *
- * Calls are spread over several (addresses, or those of a DNS name), those that one refuses are tried on the others,
+ * Calls are spread over several (addresses, or those of a DNS name): those with the same beginning of a prompt, or the
+ * same `affinityKey`, go to the same of several addresses. Those that one refuses are tried on the others,
  * and a stream whose scheduler dies goes on exactly on another, or on the same one when it is back: that may take
  * `failoverTimeoutMs` before it throws StreamLost.
  */
@@ -68,7 +70,7 @@ export class Client {
       const options = dnsName(address) === undefined ? CHANNEL_OPTIONS : { ...CHANNEL_OPTIONS, ...ROUND_ROBIN };
       return new SchedulerService(address, credentials, options);
     });
-    this.#rotation = new Rotation(this.addresses.length);
+    this.#rotation = new Rotation(this.addresses);
   }
 
   /** Close the channels. Calls under way go on, but not on another scheduler. */
@@ -88,8 +90,9 @@ export class Client {
   async *generate(options) {
     const { signal } = options;
     signal?.throwIfAborted();
-    const stream = new ResumableStream(identified(messages.generateRequest(options)));
-    const attempts = this.#attempts(options, this.#failoverTimeoutMs);
+    const request = identified(messages.generateRequest(options));
+    const stream = new ResumableStream(request);
+    const attempts = this.#attempts(options, this.#failoverTimeoutMs, this.#affinity(request, options));
     /** @type {any} */
     let call;
     const abort = () => call?.cancel();
@@ -100,6 +103,7 @@ export class Client {
         const now = performance.now();
         call = stub.generate(stream.attempt(now), this.#metadata(attempts), deadline(attempts.timeoutMs(now)));
         call.on('error', () => {}); // the loop below reports errors; after it nobody listens
+        call.once('status', attempts.begin());
         const connecting = unlessConnected(stub, call);
         const incoming = call[Symbol.asyncIterator]();
         let failure;
@@ -153,7 +157,8 @@ export class Client {
    */
   async completions(options) {
     const request = identified(messages.generateRequest(options));
-    const reply = await this.#call('generateUnary', { request }, options, this.#failoverTimeoutMs);
+    const key = this.#affinity(request, options);
+    const reply = await this.#call('generateUnary', { request }, options, this.#failoverTimeoutMs, key);
     return messages.completions(reply, options.n || 1);
   }
 
@@ -280,10 +285,21 @@ export class Client {
   /**
    * @param {CallOptions} options
    * @param {number} failoverTimeoutMs
+   * @param {Buffer} [key] Of `affinityKey`.
    */
-  #attempts({ timeoutMs }, failoverTimeoutMs) {
+  #attempts({ timeoutMs }, failoverTimeoutMs, key) {
     const loadWaitMs = this.#failoverTimeoutMs;
-    return new Attempts(this.#rotation, performance.now(), { timeoutMs, failoverTimeoutMs, loadWaitMs });
+    return new Attempts(this.#rotation, performance.now(), { timeoutMs, failoverTimeoutMs, loadWaitMs }, key);
+  }
+
+  /**
+   * The request's key among several schedulers.
+   *
+   * @param {object} request
+   * @param {GenerateOptions} options
+   */
+  #affinity(request, options) {
+    return this.addresses.length > 1 ? affinityKey(request, options.affinityKey) : undefined;
   }
 
   /**
@@ -313,12 +329,13 @@ export class Client {
    * @param {object} request
    * @param {CallOptions} [options]
    * @param {number} [failoverTimeoutMs]
+   * @param {Buffer} [key] Of `affinityKey`.
    * @returns {Promise<any>}
    */
-  async #call(method, request, options = {}, failoverTimeoutMs = 0) {
+  async #call(method, request, options = {}, failoverTimeoutMs = 0, key = undefined) {
     const { signal } = options;
     signal?.throwIfAborted();
-    const attempts = this.#attempts(options, failoverTimeoutMs);
+    const attempts = this.#attempts(options, failoverTimeoutMs, key);
     for (;;) {
       const left = deadline(attempts.timeoutMs(performance.now()));
       try {
@@ -350,6 +367,7 @@ export class Client {
         else reject(signal?.aborted ? signal.reason : failure);
       };
       const call = stub[method](request, this.#metadata(attempts), left, answer);
+      if (attempts) call.once('status', attempts.begin());
       const connecting = unlessConnected(stub, call);
       const abort = () => call.cancel();
       signal?.addEventListener('abort', abort, { once: true });

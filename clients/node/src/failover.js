@@ -1,5 +1,6 @@
 // Which scheduler a call goes to, and where next when one refuses it or dies. No I/O: time is passed in, in ms.
 
+import { choice, preference } from './affinity.js';
 import { PacelineError } from './errors.js';
 
 /** How long a call that lost its scheduler looks for another, by default. */
@@ -36,26 +37,55 @@ export function addressesOf(given) {
   return found;
 }
 
-/** A client's addresses, by number: calls begin at each in turn, and try last those that are down. */
+/**
+ * A client's addresses, by number. A call with a key begins where that key's prompts are cached, unless the client has
+ * too many live calls there (AFFINITY in scheduler.proto); one without begins at the next address in turn. Those that are
+ * down are tried last.
+ */
 export class Rotation {
-  #count;
+  #addresses;
   #next = 0;
+  /** @type {number[]} */
+  #live; // calls, by address
   /** @type {Map<number, { until: number, forMs: number }>} */
   #down = new Map();
 
-  /** @param {number} count */
-  constructor(count) {
-    this.#count = count;
+  /** @param {string[]} addresses */
+  constructor(addresses) {
+    this.#addresses = addresses;
+    this.#live = addresses.map(() => 0);
+  }
+
+  /** @param {number} address A call begins there. */
+  began(address) {
+    this.#live[address] += 1;
+  }
+
+  /** @param {number} address It has ended. */
+  ended(address) {
+    this.#live[address] -= 1;
+  }
+
+  /** @param {Buffer} [key] */
+  #turn(key) {
+    const count = this.#addresses.length;
+    if (key) {
+      const order = preference(key, this.#addresses);
+      const first = choice(order, this.#live);
+      return [first, ...order.filter((one) => one !== first)];
+    }
+    const first = this.#next;
+    this.#next = (first + 1) % count;
+    return Array.from({ length: count }, (_, i) => (first + i) % count);
   }
 
   /**
    * @param {number} now
+   * @param {Buffer} [key] Of `affinityKey`.
    * @returns {number[]} All addresses, in the order in which a call should try them.
    */
-  order(now) {
-    const first = this.#next;
-    this.#next = (first + 1) % this.#count;
-    const turn = Array.from({ length: this.#count }, (_, i) => (first + i) % this.#count);
+  order(now, key) {
+    const turn = this.#turn(key);
     return [...turn.filter((one) => !this.#isDown(one, now)), ...turn.filter((one) => this.#isDown(one, now))];
   }
 
@@ -95,6 +125,7 @@ export class Rotation {
  */
 export class Attempts {
   #rotation;
+  #key;
   #deadline;
   #failoverTimeoutMs;
   #untried;
@@ -116,13 +147,15 @@ export class Attempts {
    * @param {Rotation} rotation
    * @param {number} now
    * @param {{ timeoutMs?: number, failoverTimeoutMs: number, loadWaitMs?: number }} limits
+   * @param {Buffer} [key] Of `affinityKey`.
    */
-  constructor(rotation, now, { timeoutMs, failoverTimeoutMs, loadWaitMs = 0 }) {
+  constructor(rotation, now, { timeoutMs, failoverTimeoutMs, loadWaitMs = 0 }, key) {
     this.#rotation = rotation;
+    this.#key = key;
     this.#loadWaitMs = loadWaitMs;
     this.#deadline = timeoutMs === undefined ? Infinity : now + timeoutMs;
     this.#failoverTimeoutMs = failoverTimeoutMs;
-    this.#untried = rotation.order(now);
+    this.#untried = rotation.order(now, key);
     this.address = /** @type {number} */ (this.#untried.shift());
   }
 
@@ -134,6 +167,13 @@ export class Attempts {
   timeoutMs(now) {
     if (now >= this.#deadline) throw new PacelineError('timeoutMs went by', { code: 'DEADLINE_EXCEEDED' });
     return this.#deadline - now;
+  }
+
+  /** The current attempt is sent. Returns what its end calls. */
+  begin() {
+    const { address } = this;
+    this.#rotation.began(address);
+    return () => this.#rotation.ended(address);
   }
 
   /** A message has come from `address`. */
@@ -204,7 +244,7 @@ export class Attempts {
     this.#lostAt = now;
     this.#waitMs = MIN_WAIT_MS;
     this.#refusals = [];
-    this.#untried = this.#rotation.order(now).filter((other) => other !== this.address);
+    this.#untried = this.#rotation.order(now, this.#key).filter((other) => other !== this.address);
   }
 
   /**
@@ -223,7 +263,7 @@ export class Attempts {
     }
     const left = this.#lostAt + this.#failoverTimeoutMs - now;
     if (left <= 0) throw worst;
-    this.#untried = this.#rotation.order(now);
+    this.#untried = this.#rotation.order(now, this.#key);
     this.address = /** @type {number} */ (this.#untried.shift());
     const wait = Math.min(soonest === Infinity ? this.#waitMs : Math.max(soonest, MIN_WAIT_MS), left);
     this.#waitMs = Math.min(2 * this.#waitMs, MAX_WAIT_MS);

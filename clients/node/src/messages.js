@@ -49,6 +49,8 @@ import { speculation } from './speculation.js';
  * @property {import('./chat.js').ToolChoice | { type?: 'function', function: { name: string } }} [toolChoice]
  * @property {Record<string, any>} [templateArguments] What the template calls them: enable_thinking, ...
  * @property {boolean} [continueFinalMessage] The last message goes on, rather than a new turn beginning.
+ * @property {string} [affinityKey] Of several schedulers, requests with the same key go to the same one; default: those
+ *   whose prompts begin alike.
  * @property {number} [timeoutMs] The call's deadline, which the scheduler honours too.
  * @property {AbortSignal} [signal] Aborting cancels the request.
  */
@@ -126,13 +128,13 @@ const SAMPLING = [
 const STOP = { maxTokens: 'maxTokens', minTokens: 'minTokens', stop: 'strings', stopTokenIds: 'tokenIds', ignoreEos: 'ignoreEos', includeStopString: 'includeStopString' };
 const REQUEST = ['n', 'priority', 'cacheSalt', 'requestId', 'model', 'promptLogprobs'];
 const PROMPTS = ['prompt', 'messages', 'tokenIds'];
-const CALL = ['timeoutMs', 'signal'];
+const CALL = ['timeoutMs', 'signal', 'affinityKey'];
 const KNOWN = new Set([
   ...SAMPLING, ...Object.keys(STOP), ...REQUEST, ...GRAMMARS, ...CHAT_OPTIONS, 'speculation', ...PROMPTS, ...CALL,
 ]);
 
 const TYPES = {
-  string: ['prompt', 'cacheSalt', 'requestId', 'model', 'regex', 'grammar'],
+  string: ['prompt', 'cacheSalt', 'requestId', 'model', 'regex', 'grammar', 'affinityKey'],
   number: ['temperature', 'topP', 'minP', 'repetitionPenalty', 'presencePenalty', 'frequencyPenalty', 'timeoutMs'],
   boolean: ['ignoreEos', 'includeStopString', 'continueFinalMessage'],
 };

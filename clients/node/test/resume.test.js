@@ -5,6 +5,7 @@ import { test } from 'node:test';
 
 import grpc from '@grpc/grpc-js';
 
+import { affinityKey } from '../src/affinity.js';
 import { addressesOf, Attempts, MAX_LOSSES, Rotation } from '../src/failover.js';
 import { Client, PacelineError, StreamLost } from '../src/index.js';
 import { generateRequest } from '../src/messages.js';
@@ -170,10 +171,10 @@ for (let after = 0; after < 7; after++) {
   test(`a stream whose scheduler dies after ${after} messages goes on on another`, async () => {
     await using([[[after, BROKEN]], [[after, BROKEN]]], async (client, requests) => {
       assert.deepEqual(await collect(client, { n: 2 }), UNDISTURBED);
-      const [first, ...others] = requests.flat();
-      assert.ok(others.length > 0);
-      assert.ok(others.every(({ requestId }) => requestId === first.requestId));
-      assert.equal(others.some(({ continuation }) => continuation), after > 1);
+      const all = requests.flat();
+      assert.ok(all.length > 1);
+      assert.ok(all.every(({ requestId }) => requestId === all[0].requestId));
+      assert.equal(all.some(({ continuation }) => continuation), after > 1);
     });
   });
 }
@@ -249,13 +250,15 @@ test('an evaluation that was lost is sent again as it was', async () => {
   });
 });
 
-test('calls are spread, and what one refuses is taken by another', async () => {
+test('calls that begin alike go to the same scheduler, and what one refuses is taken by another', async () => {
   const full = /** @type {[number, object]} */ ([0, { code: grpc.status.RESOURCE_EXHAUSTED, details: 'full' }]);
   await using([[], []], async (client, requests) => {
     for (let i = 0; i < 4; i++) await client.completions({ prompt: 'x' });
-    assert.deepEqual(requests.map(({ length }) => length), [2, 2]);
+    assert.deepEqual(requests.map(({ length }) => length).sort(), [0, 4]);
   });
-  await using([[full], []], async (client) => assert.ok(await client.completions({ prompt: 'x' })));
+  for (const affinityKey of ['0', '1', '2', '3']) {
+    await using([[full], []], async (client) => assert.ok(await client.completions({ prompt: 'x', affinityKey })));
+  }
   await using([[full], [full]], (client) => assert.rejects(client.completions({ prompt: 'x' }), { code: 'RESOURCE_EXHAUSTED' }));
   await serving([[]], async ([address]) => {
     const client = new Client(`127.0.0.1:1,${address}`);
@@ -290,7 +293,7 @@ test('addresses are one or several, and each once', () => {
 });
 
 test('an address that is down comes last for a while, and longer each time', () => {
-  const rotation = new Rotation(2);
+  const rotation = new Rotation(['a:1', 'b:1']);
   const firsts = (/** @type {number} */ now) => new Set(Array.from({ length: 4 }, () => rotation.order(now)[0]));
   rotation.down(0, 0);
   rotation.down(0, 500); // another call has found out too
@@ -302,6 +305,18 @@ test('an address that is down comes last for a while, and longer each time', () 
   assert.equal(firsts(2999).size, 2);
 });
 
+test('a key decides where a call begins, unless too many live calls are there', () => {
+  const rotation = new Rotation(['10.0.0.1:50051', '10.0.0.2:50051', '10.0.0.3:50051']);
+  const key = affinityKey({ text: 'hello' }); // the order in the contract: 2 3 1
+  assert.equal(key.subarray(0, 8).toString('hex'), '8c6440588f7e9b69');
+  assert.deepEqual(rotation.order(0, key), [1, 2, 0]);
+  rotation.began(1); // of 2 calls with the next one: at most 1 each
+  assert.deepEqual(rotation.order(0, key), [2, 1, 0]);
+  rotation.ended(1);
+  rotation.down(1, 0);
+  assert.deepEqual(rotation.order(0, key), [2, 0, 1]);
+});
+
 test('a lost call waits for its scheduler, but neither for ever nor beyond the deadline', () => {
   const lost = new PacelineError('Connection dropped', { code: 'UNAVAILABLE' });
   const refused = new PacelineError('No connection established', { code: 'UNAVAILABLE' });
@@ -309,7 +324,7 @@ test('a lost call waits for its scheduler, but neither for ever nor beyond the d
     [{ failoverTimeoutMs: 10_000 }, 'UNAVAILABLE', 10_000],
     [{ failoverTimeoutMs: 10_000, timeoutMs: 2_000 }, 'DEADLINE_EXCEEDED', 2_000],
   ])) {
-    const call = new Attempts(new Rotation(1), 0, limits);
+    const call = new Attempts(new Rotation(['a:1']), 0, limits);
     let now = call.failed(lost, 0);
     assert.throws(() => {
       for (;;) {
@@ -319,7 +334,7 @@ test('a lost call waits for its scheduler, but neither for ever nor beyond the d
     }, { code });
     assert.equal(now, end);
   }
-  const poison = new Attempts(new Rotation(1), 0, { failoverTimeoutMs: 10_000 });
+  const poison = new Attempts(new Rotation(['a:1']), 0, { failoverTimeoutMs: 10_000 });
   for (let i = 1; i < MAX_LOSSES; i++) poison.failed(lost, 0);
   assert.throws(() => poison.failed(lost, 0), { code: 'UNAVAILABLE' });
 });

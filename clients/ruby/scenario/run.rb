@@ -22,7 +22,7 @@ class Step
 
   # One stream.
   def generate(client)
-    stream = client.generate(request(V1::GenerateRequest), timeout: timeout)
+    stream = client.generate(request(V1::GenerateRequest), timeout: timeout, affinity_key: @given['affinity_key'])
     collected = Paceline::Collector.new
     before = 0
     stream.each do |event|
@@ -58,7 +58,8 @@ class Step
     when 'tokenize' then { token_ids: client.tokenize(@given['text']) }
     when 'detokenize' then { text: client.detokenize(@given['token_ids']) }
     when 'complete'
-      { completions: client.complete(request(V1::GenerateRequest), timeout: timeout).map { |one| describe(one) } }
+      found = client.complete(request(V1::GenerateRequest), timeout: timeout, affinity_key: @given['affinity_key'])
+      { completions: found.map { |one| describe(one) } }
     when 'generate' then @given['parallel'] ? parallel(client) : generate(client)
     when 'score' then score(client.score(request(V1::ScoreRequest)))
     when 'embed' then { vectors: client.embed(request(V1::EmbedRequest)).embeddings.map { |one| one.values.to_a } }

@@ -92,11 +92,13 @@ class Client {
   explicit Client(const std::vector<std::string>& addresses, Options options = {});
   ~Client();
 
-  // A stream of events; its first `next` sends the request.
-  Stream generate(const v1::GenerateRequest& request, Timeout timeout = {});
+  // A stream of events; its first `next` sends the request. Of several schedulers, requests with the same affinity key
+  // go to the same one; without a key, those whose prompts begin alike.
+  Stream generate(const v1::GenerateRequest& request, Timeout timeout = {}, const std::string& affinity_key = {});
 
-  // Generates, and waits until all completions have finished: one per index.
-  std::vector<v1::Completion> complete(const v1::GenerateRequest& request, Timeout timeout = {});
+  // Generates, and waits until all completions have finished: one per index. `affinity_key` as in `generate`.
+  std::vector<v1::Completion> complete(const v1::GenerateRequest& request, Timeout timeout = {},
+                                       const std::string& affinity_key = {});
 
   // Logprobs of given texts, or of what follows prompts; nothing is generated. It is sent again when its scheduler
   // dies, as `complete`, `embed` and `rerank` are.

@@ -31,18 +31,22 @@ module Paceline
     end
 
     # The Stream of a request, which is a GenerateRequest, or its fields as GenerateRequest.new takes them. With a block,
-    # yields its events.
-    def generate(request = nil, timeout: nil, **fields, &block)
-      resumable = ResumableStream.new(identified(request, fields))
-      stream = Stream.new(@connections, @connections.attempts(timeout, @failover_timeout), resumable)
+    # yields its events. Of several schedulers, requests with the same `affinity_key` go to the same one; without a key,
+    # those whose prompts begin alike.
+    def generate(request = nil, timeout: nil, affinity_key: nil, **fields, &block)
+      request = identified(request, fields)
+      attempts = @connections.attempts(timeout, @failover_timeout, @connections.affinity(request, affinity_key))
+      stream = Stream.new(@connections, attempts, ResumableStream.new(request))
       block ? stream.each(&block) : stream
     end
 
-    # Generates, and waits until all completions have finished: an array of Completions, by index.
-    def complete(request = nil, timeout: nil, **fields)
+    # Generates, and waits until all completions have finished: an array of Completions, by index. Arguments as those of
+    # `generate`.
+    def complete(request = nil, timeout: nil, affinity_key: nil, **fields)
       request = identified(request, fields)
       wrapped = Scheduler::V1::GenerateUnaryRequest.new(request: request)
-      found = @connections.call(:generate_unary, wrapped, timeout, @failover_timeout).completions.to_a
+      key = @connections.affinity(request, affinity_key)
+      found = @connections.call(:generate_unary, wrapped, timeout, @failover_timeout, key).completions.to_a
       whole = found.map(&:index) == [*0...[request.n, 1].max] && found.all?(&:finished)
       raise Errors.incomplete('the reply has not all completions') unless whole
 

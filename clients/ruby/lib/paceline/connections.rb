@@ -43,7 +43,7 @@ module Paceline
       @stubs = addresses.zip(@channels).map do |address, channel|
         Scheduler::V1::SchedulerService::Stub.new(address, credentials, channel_override: channel)
       end
-      @rotation = Failover::Rotation.new(addresses.size)
+      @rotation = Failover::Rotation.new(addresses)
       @mutex = Mutex.new
       @calls = Set.new # under way
       @closed = false
@@ -59,9 +59,15 @@ module Paceline
       @channels.each(&:close)
     end
 
-    def attempts(timeout, failover_timeout)
+    # `key`: of `affinity`.
+    def attempts(timeout, failover_timeout, key = nil)
       Failover::Attempts.new(@rotation, Connections.now, timeout: timeout, failover_timeout: failover_timeout,
-                                                         load_wait: @load_wait)
+                                                         load_wait: @load_wait, key: key)
+    end
+
+    # The request's key among several schedulers. `own`: the caller's.
+    def affinity(request, own)
+      Affinity.key(request, own) if @addresses.size > 1
     end
 
     # Yields a call that `execute` begins; it has ended when the block has.
@@ -74,15 +80,15 @@ module Paceline
                                                     return_op: true)
                        .tap { |begun| @calls << begun }
       end
-      yield call
+      @rotation.live(address) { yield call }
     ensure
       @mutex.synchronize { @calls.delete(call) }
       call&.cancel
     end
 
     # The reply to a unary call, from the first scheduler that gives one. Raises Error.
-    def call(method, request, timeout, failover_timeout = 0.0)
-      attempts = attempts(timeout, failover_timeout)
+    def call(method, request, timeout, failover_timeout = 0.0, key = nil)
+      attempts = attempts(timeout, failover_timeout, key)
       begin
         reply = call_to(attempts.address, method, request, attempts.timeout(Connections.now), attempts.metadata,
                         &:execute)

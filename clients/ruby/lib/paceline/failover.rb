@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require 'paceline/affinity'
 require 'paceline/errors'
 
 module Paceline
@@ -19,22 +20,31 @@ module Paceline
     MAX_LOSSES = 4
     NEVER_REACHED = /failed to connect|DNS resolution failed/
 
-    # The order in which the calls of a client try its addresses, which are indexes: each call begins with the next
-    # one in turn, and those that are down come last. Safe for concurrent use.
+    # The order in which the calls of a client try its addresses, which are indexes. A call with a key begins where that
+    # key's prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one
+    # without begins with the next address in turn. Those that are down come last. Safe for concurrent use.
     class Rotation
-      def initialize(count)
-        @count = count
+      def initialize(addresses)
+        @addresses = addresses
+        @live = addresses.map { 0 } # calls
         @next = 0
         @down = {} # by address: the end of its down time, and its length
         @mutex = Mutex.new
       end
 
-      def order(now)
+      # All addresses. `key`: of Affinity.key, or nil.
+      def order(now, key)
         @mutex.synchronize do
-          turn = Array.new(@count) { |i| (@next + i) % @count }
-          @next = (@next + 1) % @count
-          turn.partition { |address| !down?(address, now) }.flatten
+          (key ? with_key(key) : in_turn).partition { |address| !down?(address, now) }.flatten
         end
+      end
+
+      # Counts a call at an address while the block runs.
+      def live(address)
+        @mutex.synchronize { @live[address] += 1 }
+        yield
+      ensure
+        @mutex.synchronize { @live[address] -= 1 }
       end
 
       # It has answered.
@@ -55,6 +65,17 @@ module Paceline
 
       private
 
+      def with_key(key)
+        order = Affinity.preference(key, @addresses)
+        [Affinity.choice(order, @live)] | order
+      end
+
+      def in_turn
+        turn = @addresses.each_index.to_a.rotate(@next)
+        @next = (@next + 1) % @addresses.size
+        turn
+      end
+
       def down?(address, now)
         @down.fetch(address, [now, 0.0]).first > now
       end
@@ -70,14 +91,16 @@ module Paceline
     class Attempts
       attr_reader :address, :metadata
 
-      def initialize(rotation, now, timeout:, failover_timeout:, load_wait: 0.0)
+      # `key`: of Affinity.key, or nil: the call begins with the next address in turn.
+      def initialize(rotation, now, timeout:, failover_timeout:, load_wait: 0.0, key: nil)
         @rotation = rotation
+        @key = key
         @deadline = timeout && (now + timeout)
         @failover_timeout = failover_timeout
         @load_wait = load_wait
         @loads = nil # address of a scheduler that had no executor yet
         @metadata = {} # of the current attempt
-        @address, *@untried = rotation.order(now)
+        @address, *@untried = rotation.order(now, @key)
         @answered = false # the current attempt has received a message
         @refusals = [] # in this round through the addresses
         @lost_at = nil
@@ -140,7 +163,7 @@ module Paceline
         @lost_at = now
         @wait = MIN_WAIT
         @refusals = []
-        @untried = @rotation.order(now) - [@address]
+        @untried = @rotation.order(now, @key) - [@address]
       end
 
       def next_round(error, now)
@@ -150,7 +173,7 @@ module Paceline
         left = @lost_at ? @lost_at + @failover_timeout - now : 0.0
         raise for_caller if left <= 0
 
-        @address, *@untried = @rotation.order(now)
+        @address, *@untried = @rotation.order(now, @key)
         hint = @refusals.empty? ? nil : for_caller.retry_after
         wait = [hint ? [hint, MIN_WAIT].max : @wait, left].min
         wait = [wait, [@deadline - now, 0.0].max].min if @deadline

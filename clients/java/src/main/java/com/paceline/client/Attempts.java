@@ -29,6 +29,7 @@ final class Attempts {
   private static final Duration FOR_EVER = Duration.ofMillis(Long.MAX_VALUE);
 
   private final Rotation rotation;
+  private final Optional<byte[]> key;
   private final Optional<Long> deadline;
   private final long failoverTimeoutMs;
   private Deque<Integer> untried;
@@ -42,14 +43,28 @@ final class Attempts {
   private Optional<Integer> loads = Optional.empty(); // address of a scheduler that had no executor yet
   private boolean waits; // the current attempt waits for its model
 
+  /** {@code key}: of {@link Affinity#key}; without one the call begins with the next address in turn. */
   Attempts(
-      Rotation rotation, long now, Optional<Duration> timeout, Duration failoverTimeout, Duration loadWait) {
+      Rotation rotation,
+      long now,
+      Optional<Duration> timeout,
+      Duration failoverTimeout,
+      Duration loadWait,
+      Optional<byte[]> key) {
     this.rotation = rotation;
+    this.key = key;
     loadWaitMs = loadWait.toMillis();
     deadline = timeout.map(length -> now + length.toMillis());
     failoverTimeoutMs = failoverTimeout.toMillis();
-    untried = rotation.order(now);
+    untried = rotation.order(now, key);
     address = untried.remove();
+  }
+
+  /** The current attempt is sent; what is returned is run at its end, once. */
+  Runnable begin() {
+    int begun = address;
+    rotation.began(begun);
+    return () -> rotation.ended(begun);
   }
 
   /** Of the current attempt. */
@@ -128,7 +143,7 @@ final class Attempts {
     lostAt = Optional.of(now);
     waitMs = MIN_WAIT_MS;
     refusals.clear();
-    untried = rotation.order(now);
+    untried = rotation.order(now, key);
     untried.remove(address);
   }
 
@@ -149,7 +164,7 @@ final class Attempts {
     long wait = Math.min(hint.map(delay -> Math.max(delay.toMillis(), MIN_WAIT_MS)).orElse(waitMs), leftMs);
     waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
     refusals.clear();
-    untried = rotation.order(now);
+    untried = rotation.order(now, key);
     address = untried.remove();
     return deadline.isPresent() ? Math.min(wait, Math.max(0, deadline.get() - now)) : wait;
   }

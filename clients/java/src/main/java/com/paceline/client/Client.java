@@ -49,7 +49,7 @@ public final class Client implements AutoCloseable {
 
   private Client(Builder builder) {
     addresses = builder.addresses;
-    rotation = new Rotation(addresses.size());
+    rotation = new Rotation(addresses);
     failoverTimeout = builder.failoverTimeout;
     for (String address : addresses) {
       connections.add(new Connection(address, builder.credentials, builder.token));
@@ -112,16 +112,29 @@ public final class Client implements AutoCloseable {
 
   /** A stream of events; the first one asked for sends the request. Close it. */
   public Generation generate(GenerateRequest request, Duration timeout) {
-    Attempts attempts = attempts(timeout, failoverTimeout);
+    return generate(request, timeout, "");
+  }
+
+  /**
+   * The same. Of several schedulers, requests with the same affinity key go to the same one; with an empty one, those
+   * whose prompts begin alike.
+   */
+  public Generation generate(GenerateRequest request, Duration timeout, String affinityKey) {
+    Attempts attempts = attempts(timeout, failoverTimeout, affinity(request, affinityKey));
     return new Generation(this, attempts, new ResumableStream(request));
   }
 
   /** Generates, and waits until all completions have finished: one per index. */
   public List<Completion> complete(GenerateRequest given, Duration timeout) {
+    return complete(given, timeout, "");
+  }
+
+  /** The same, with an affinity key as {@code generate} has it. */
+  public List<Completion> complete(GenerateRequest given, Duration timeout, String affinityKey) {
     GenerateRequest request = ResumableStream.identified(given);
     GenerateUnaryRequest wrapped = GenerateUnaryRequest.newBuilder().setRequest(request).build();
-    List<Completion> found =
-        call(timeout, failoverTimeout, stub -> stub.generateUnary(wrapped)).getCompletionsList();
+    Attempts attempts = attempts(timeout, failoverTimeout, affinity(request, affinityKey));
+    List<Completion> found = call(attempts, stub -> stub.generateUnary(wrapped)).getCompletionsList();
     boolean whole = found.size() == Math.max(request.getN(), 1);
     for (int index = 0; index < found.size(); index++) {
       whole &= found.get(index).getIndex() == index && found.get(index).hasFinished();
@@ -249,17 +262,28 @@ public final class Client implements AutoCloseable {
     }
   }
 
-  private Attempts attempts(Duration timeout, Duration failoverTimeout) {
-    return new Attempts(rotation, nowMs(), Optional.ofNullable(timeout), failoverTimeout, this.failoverTimeout);
+  private Attempts attempts(Duration timeout, Duration failoverTimeout, Optional<byte[]> key) {
+    Optional<Duration> limit = Optional.ofNullable(timeout);
+    return new Attempts(rotation, nowMs(), limit, failoverTimeout, this.failoverTimeout, key);
+  }
+
+  /** The request's key among several schedulers. */
+  private Optional<byte[]> affinity(GenerateRequest request, String own) {
+    return addresses.size() > 1 ? Optional.of(Affinity.key(request, own)) : Optional.empty();
+  }
+
+  private <T> T call(
+      Duration timeout, Duration failoverTimeout, Function<SchedulerServiceBlockingStub, T> send) {
+    return call(attempts(timeout, failoverTimeout, Optional.empty()), send);
   }
 
   /** Sends a unary call until a scheduler answers it. */
-  private <T> T call(
-      Duration timeout, Duration failoverTimeout, Function<SchedulerServiceBlockingStub, T> send) {
-    Attempts attempts = attempts(timeout, failoverTimeout);
+  private <T> T call(Attempts attempts, Function<SchedulerServiceBlockingStub, T> send) {
     for (; ; ) {
       Connection connection = connections.get(attempts.address());
       boolean reached = false;
+      long waitMs;
+      Runnable end = attempts.begin();
       try {
         reached = connection.connect(attempts.timeoutMs(nowMs()));
         T reply = send.apply(connection.stub(attempts.timeoutMs(nowMs()), attempts.loadWaitMs()));
@@ -270,12 +294,14 @@ public final class Client implements AutoCloseable {
         if (Thread.currentThread().isInterrupted()) {
           throw new PacelineException(Status.Code.CANCELLED, "the thread was interrupted");
         }
-        long waitMs = attempts.failed(failure, reached, nowMs());
+        waitMs = attempts.failed(failure, reached, nowMs());
         if (closed) {
           throw failure;
         }
-        sleep(waitMs);
+      } finally {
+        end.run();
       }
+      sleep(waitMs);
     }
   }
 

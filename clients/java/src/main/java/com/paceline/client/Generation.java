@@ -15,6 +15,7 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
 
 /**
  * One Generate call, over as many schedulers as it takes: events that have a delta or a finished. For one thread, but
@@ -30,6 +31,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   private final Context.CancellableContext context = Context.current().withCancellation();
   private final CountDownLatch closed = new CountDownLatch(1);
   private Iterator<GenerateResponse> replies; // of the current attempt; null: it is to begin
+  private final AtomicReference<Runnable> leave = new AtomicReference<>(() -> {}); // the current attempt
   private boolean reached; // the current attempt was sent on an established connection
   private Optional<GenerateResponse> upcoming = Optional.empty();
   private boolean ended;
@@ -96,12 +98,17 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   @Override
   public void close() {
     closed.countDown();
-    context.cancel(null);
+    cancel();
   }
 
   private void end() {
     ended = true;
+    cancel();
+  }
+
+  private void cancel() {
     context.cancel(null);
+    leave.getAndSet(() -> {}).run();
   }
 
   /** Reads one message, or begins the attempt after one that failed. */
@@ -147,6 +154,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
     long now = Client.nowMs();
     GenerateRequest request = resumable.attempt(now);
     Connection connection = client.connection(attempts.address());
+    leave.set(attempts.begin());
     reached = false;
     reached = connection.connect(attempts.timeoutMs(now));
     Optional<Long> left = attempts.timeoutMs(Client.nowMs());
@@ -157,6 +165,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   /** Waits until the attempt after the failed one. Throws the error for the caller if there is none. */
   private void again(PacelineException failure) {
     replies = null;
+    leave.getAndSet(() -> {}).run();
     String address = client.address(attempts.address());
     try {
       checkOpen();

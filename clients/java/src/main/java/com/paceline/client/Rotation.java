@@ -1,11 +1,15 @@
 package com.paceline.client;
 
 import java.util.ArrayDeque;
+import java.util.ArrayList;
 import java.util.Deque;
+import java.util.List;
+import java.util.Optional;
 
 /**
- * The order in which the calls of a client try its addresses, which are indexes: each call begins with the next one in
- * turn, and those that are down come last. Times are milliseconds. Safe for concurrent use.
+ * The order in which the calls of a client try its addresses, which are indexes. A call with a key begins where that
+ * key's prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one without
+ * begins with the next address in turn. Those that are down come last. Times are milliseconds. Safe for concurrent use.
  */
 final class Rotation {
   /** How long an address that could not be reached is tried last; doubles with each further failure. */
@@ -13,25 +17,55 @@ final class Rotation {
 
   private static final long MAX_DOWN_MS = 8_000;
 
+  private final List<String> addresses;
+  private final int[] live; // calls
   private final long[] downUntil;
   private final long[] downForMs; // 0: the address is up
   private int next;
 
-  Rotation(int count) {
-    downUntil = new long[count];
-    downForMs = new long[count];
+  Rotation(List<String> addresses) {
+    this.addresses = addresses;
+    live = new int[addresses.size()];
+    downUntil = new long[addresses.size()];
+    downForMs = new long[addresses.size()];
   }
 
-  synchronized Deque<Integer> order(long now) {
+  /** All addresses. {@code key}: of {@link Affinity#key}. */
+  synchronized Deque<Integer> order(long now, Optional<byte[]> key) {
     Deque<Integer> up = new ArrayDeque<>();
     Deque<Integer> down = new ArrayDeque<>();
-    for (int i = 0; i < downForMs.length; i++) {
-      int address = (next + i) % downForMs.length;
+    for (int address : key.map(this::withKey).orElseGet(this::inTurn)) {
       (isDown(address, now) ? down : up).add(address);
     }
-    next = (next + 1) % downForMs.length;
     up.addAll(down);
     return up;
+  }
+
+  private List<Integer> withKey(byte[] key) {
+    List<Integer> order = new ArrayList<>(Affinity.preference(key, addresses));
+    Integer first = Affinity.choice(order, live);
+    order.remove(first);
+    order.add(0, first);
+    return order;
+  }
+
+  private List<Integer> inTurn() {
+    List<Integer> turn = new ArrayList<>();
+    for (int i = 0; i < addresses.size(); i++) {
+      turn.add((next + i) % addresses.size());
+    }
+    next = (next + 1) % addresses.size();
+    return turn;
+  }
+
+  /** A call at an address begins. */
+  synchronized void began(int address) {
+    live[address]++;
+  }
+
+  /** It has ended. */
+  synchronized void ended(int address) {
+    live[address]--;
   }
 
   /** It has answered. */

@@ -93,7 +93,7 @@ public final class Run {
         Integer[] ids = GSON.fromJson(step.get("token_ids"), Integer[].class);
         return Map.of("text", client.detokenize(Arrays.asList(ids), timeout));
       case "complete":
-        return completions(client.complete(request(), timeout));
+        return completions(client.complete(request(), timeout, affinityKey()));
       case "generate":
         return step.has("parallel") ? parallel(client, timeout) : generate(client, timeout);
       case "score":
@@ -142,7 +142,7 @@ public final class Run {
   private Map<String, Object> generate(Client client, Duration timeout) throws IOException {
     Collector collector = new Collector();
     List<Float> promptLogprobs = List.of();
-    try (Generation stream = client.generate(request(), timeout)) {
+    try (Generation stream = client.generate(request(), timeout, affinityKey())) {
       int before = 0;
       for (GenerateResponse event : stream) {
         collector.add(event);
@@ -177,6 +177,10 @@ public final class Run {
   private <B extends Message.Builder> B request(B builder) throws IOException {
     JsonFormat.parser().merge(GSON.toJson(step.get("request")), builder);
     return builder;
+  }
+
+  private String affinityKey() {
+    return step.has("affinity_key") ? text("affinity_key") : "";
   }
 
   private String text(String name) {
