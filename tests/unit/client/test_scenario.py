@@ -35,6 +35,7 @@ _REQUESTS = {"score": pb.ScoreRequest, "embed": pb.EmbedRequest, "rerank": pb.Re
 _FIELDS = {
     "name", "at", "call", "request", "text", "token_ids", "timeout_ms", "token", "tls", "failover_timeout_ms",
     "parallel", "leave_after_tokens", "abort_after_tokens", "report_after_tokens", *STRIKES, "then", "expect",
+    "affinity_key", "in_order", "lands",
 }  # fmt: skip
 
 
