@@ -11,8 +11,8 @@ import re
 from collections.abc import Container, Iterator
 
 from scheduler_service.chat.events import Arguments, CallBegins, Event, Reasoning
-from scheduler_service.chat.json_calls import MarkerFinder
 from scheduler_service.chat.json_scanner import WHITE_SPACE, JsonScanner
+from scheduler_service.chat.marked_text import MarkedTextParser
 
 MARKERS = START, CHANNEL, CONSTRAIN, MESSAGE, END = (
     "<|start|>",
@@ -52,7 +52,7 @@ _CHANNELS: dict[str | None, _Place] = {
 }
 
 
-class HarmonyParser:
+class HarmonyParser(MarkedTextParser):
     """Implements `CallParser`; it reads the reasoning as well.
 
     A line break stands between two messages that are reasoning, and between two that are text. What is
@@ -66,8 +66,8 @@ class HarmonyParser:
         `continues`: the output goes on with the text of an answer; else it begins with a header, whose
         start the prompt has.
         """
+        super().__init__((*MARKERS, *OPTIONAL_MARKERS), by_id=by_id)
         self._names = names
-        self._finder = None if by_id else MarkerFinder((*MARKERS, *OPTIONAL_MARKERS))
         self._place = _Place.TEXT if continues else _Place.HEADER
         self._held = "" if continues else _OPENING
         self._implied = len(self._held)  # characters of a header that the prompt has
@@ -80,14 +80,6 @@ class HarmonyParser:
     def reasons(self) -> bool:
         """What comes now is reasoning."""
         return self._place is _Place.REASONING
-
-    def push(self, text: str) -> Iterator[Event]:
-        """As `CallParser.push`."""
-        if self._finder is None:
-            yield from self._text(text)
-            return
-        for part, is_marker in self._finder.push(text):
-            yield from self.marker(part) if is_marker else self._text(part)
 
     def marker(self, marker: str) -> Iterator[Event]:
         """As `CallParser.marker`."""
@@ -110,8 +102,7 @@ class HarmonyParser:
 
     def flush(self) -> Iterator[Event]:
         """As `CallParser.flush`."""
-        if self._finder is not None:
-            yield from self._text(self._finder.flush())
+        yield from self._flush_markers()
         if self._place is _Place.HEADER:
             yield from self._give_up()
         else:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from scheduler_service.chat.call_object import CallObject
 from scheduler_service.chat.events import CallBegins, Event
 from scheduler_service.chat.json_scanner import WHITE_SPACE
+from scheduler_service.chat.marked_text import MarkedTextParser
 
 
-class JsonCallParser(ABC):
+class JsonCallParser(MarkedTextParser):
     """Implements `CallParser`, with the places of a format: `text`, `object`, and those that a subclass adds.
 
     A subclass says what white space, an object and markers mean in its places.
@@ -32,20 +32,12 @@ class JsonCallParser(ABC):
 
     def __init__(self, names: Container[str], markers: Sequence[str], *, by_id: bool) -> None:
         """`names` of the tools that may be called. `by_id`: markers come by `marker`, not in the text."""
+        super().__init__(markers, by_id=by_id)
         self._names = names
-        self._finder = None if by_id else MarkerFinder(markers)
         self._place = self.START
         self._object = CallObject(names)  # if the place is `object`
         self._held = ""
         """What came since the last event: text, unless a call comes of it."""
-
-    def push(self, text: str) -> Iterator[Event]:
-        """As `CallParser.push`."""
-        if self._finder is None:
-            yield from self._text(text)
-            return
-        for part, is_marker in self._finder.push(text):
-            yield from self.marker(part) if is_marker else self._text(part)
 
     def marker(self, marker: str) -> Iterator[Event]:
         """As `CallParser.marker`."""
@@ -58,8 +50,7 @@ class JsonCallParser(ABC):
 
     def flush(self) -> Iterator[Event]:
         """As `CallParser.flush`."""
-        if self._finder is not None:
-            yield from self._text(self._finder.flush())
+        yield from self._flush_markers()
         rest = self._object.unsent if self._place == "object" else ""
         if self._place in self.BEHIND_CALL or (self._place == "object" and self._object.begun):
             self._held, rest = "", rest.strip(WHITE_SPACE)
@@ -105,29 +96,3 @@ class JsonCallParser(ABC):
     @abstractmethod
     def _marked(self, marker: str) -> Iterator[Event]:
         """Take a marker outside of objects."""
-
-
-class MarkerFinder:
-    """Splits text at markers; what could be the beginning of one is held back."""
-
-    def __init__(self, markers: Sequence[str]) -> None:
-        """None of them may begin with another, or contain its own first character again."""
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, markers))})")
-        self._heads = {marker[:size] for marker in markers for size in range(1, len(marker))}
-        self._longest = max(map(len, markers)) - 1
-        self._held = ""
-
-    def push(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Take more text; yields pieces of it, not empty, and whether they are markers."""
-        parts = self._pattern.split(self._held + text)  # markers are at odd indices
-        last = parts[-1]
-        sizes = range(min(self._longest, len(last)), 0, -1)
-        held = next((size for size in sizes if last[-size:] in self._heads), 0)
-        self._held = last[len(last) - held :]
-        parts[-1] = last[: len(last) - held]
-        return ((part, bool(at % 2)) for at, part in enumerate(parts) if part)
-
-    def flush(self) -> str:
-        """The text that was held back, when no more text follows."""
-        held, self._held = self._held, ""
-        return held
