@@ -36,9 +36,9 @@ def sum_experts(
     ids, places = chosen.flatten().sort(stable=True)
     numbers = torch.arange(len(experts.down), device=x.device)
     ends = torch.searchsorted(ids, numbers, right=True, out_int32=True)
-    gate, up = grouped_product(x[places // chosen.shape[1]], experts.gate_up, ends).chunk(2, dim=-1)
+    both = grouped_product(x[places // chosen.shape[1]], experts.gate_up, ends)
     out = x.new_empty(len(places), x.shape[1])
-    out[places] = grouped_product(experts.activation.of(gate) * up, experts.down, ends)
+    out[places] = grouped_product(experts.activation.join(both), experts.down, ends)
     weighted = out.view(*chosen.shape, -1).float() * shares[..., None]
     return weighted.sum(1).to(x.dtype)
 

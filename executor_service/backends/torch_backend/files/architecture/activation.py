@@ -21,16 +21,13 @@ class Activation(IntEnum):
     CLAMPED = 2
     """gpt-oss's: x * sigmoid(1.702 x), of gates up to 7, times 1 + the other factor between -7 and 7."""
 
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Element by element; not of `CLAMPED`, which is more than a function of the gate."""
-        assert self is not Activation.CLAMPED
-        return functional.silu(x) if self is Activation.SILU else functional.gelu(x, approximate="tanh")
-
     def join(self, both: torch.Tensor) -> torch.Tensor:
         """Gated rows: of the left half of each, times its right half; `both` may be overwritten."""
         gate, up = both.chunk(2, dim=-1)
-        if self is not Activation.CLAMPED:
-            return self.of(gate) * up
+        if self is Activation.SILU:
+            return functional.silu(gate) * up
+        if self is Activation.GELU:
+            return functional.gelu(gate, approximate="tanh") * up
         gate.clamp_(max=CLAMP)
         up.clamp_(-CLAMP, CLAMP)
         # In a view of a wider buffer: in a contiguous one, the last numbers take another way through torch's
