@@ -29,6 +29,7 @@ class Identity:
     weight: float = 1.0  # share of the service, relative to other identities
     max_priority: int = 0  # highest priority of its requests
     admin: bool = False  # may act on other identities' requests, and call AdminService
+    directory: bool = False  # may announce a scheduler; administrators do not have it by being such
 
 
 def token_hash(token: str) -> str:

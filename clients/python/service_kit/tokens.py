@@ -39,10 +39,11 @@ class _Line(BaseModel):
     weight: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)] = 0
     admin: bool = False
+    directory: bool = False
 
     def entry(self) -> Entry:
         """The entry that the fields describe."""
-        identity = Identity(self.name, "token", self.weight, self.max_priority, self.admin)
+        identity = Identity(self.name, "token", self.weight, self.max_priority, self.admin, self.directory)
         return Entry(identity, bytes.fromhex(self.sha256))
 
 

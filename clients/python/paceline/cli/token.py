@@ -27,6 +27,9 @@ def token(
     ] = None,
     *,
     admin: Annotated[bool, typer.Option("--admin", help="May act on requests of other callers.")] = False,
+    directory: Annotated[
+        bool, typer.Option("--directory", help="May announce a scheduler to the directory of a fleet.")
+    ] = False,
 ) -> None:
     """Draw a token. Prints it, and then its line for the scheduler's tokens file.
 
@@ -39,7 +42,7 @@ def token(
         fail(f"NAME: expected 1 to 64 letters, digits and . _ @ -, got {name!r}", 2)
     drawn = draw_token()
     typer.echo(drawn)
-    typer.echo(entry(name, drawn, weight, max_priority, admin=admin))
+    typer.echo(entry(name, drawn, weight, max_priority, admin=admin, directory=directory))
 
 
 def entry(
@@ -49,6 +52,7 @@ def entry(
     max_priority: int | None = None,
     *,
     admin: bool = False,
+    directory: bool = False,
 ) -> str:
     """One entry of a tokens file: an item of a YAML list."""
     # Quoted: YAML reads no and 1e5 as other things than names, and hashes of digits as numbers.
@@ -59,4 +63,6 @@ def entry(
         fields.append(f"max_priority: {max_priority}")
     if admin:
         fields.append("admin: true")
+    if directory:
+        fields.append("directory: true")
     return f"- {{{', '.join(fields)}}}"
