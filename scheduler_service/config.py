@@ -54,11 +54,12 @@ class SchedulerSettings(ServiceSettings):
         "client_token": Identity("client", "token", 1.0, MAX_PRIORITY),
         ADMIN_TOKEN: Identity("admin", "token", 1.0, MAX_PRIORITY, admin=True),
     }
-    OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token"})
+    OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token", "peer_token"})
     SECRET_FILES: ClassVar[tuple[str, ...]] = (
         *ServiceSettings.SECRET_FILES,
         "executor_tls_key",
         "executor_token_file",
+        "peer_token_file",
     )
 
     # Addresses
@@ -80,6 +81,27 @@ class SchedulerSettings(ServiceSettings):
         description="this scheduler's name among those that share an executor; the same after a restart, so"
         " that the caches it had are freed at once; default: host name, hardware address and port (none with"
         " port 0)",
+    )
+
+    # The directory of a fleet
+    advertise: str = Field(
+        default="",
+        max_length=512,
+        pattern=r"^([^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):[1-9]\d{0,4}$|^$",
+        description="HOST:PORT where clients reach this scheduler; with TLS, HOST as its certificate has it."
+        " Turns on the directory, from which clients that know one scheduler learn of the others",
+    )
+    peer: StringList = Field(
+        default=(),
+        description="address of another scheduler of the directory, or a DNS name of several; repeat it",
+    )
+    peer_tls_ca: Path | None = Field(
+        default=None,
+        description="PEM certificate authority of the peers; implies TLS to them, with tls-cert as the own"
+        " certificate",
+    )
+    peer_token_file: Path | None = Field(
+        default=None, description="file with the token that is sent to peers"
     )
 
     # Batches and queues
@@ -214,6 +236,11 @@ class SchedulerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
         check_tls_files(self.executor_security)
+        check_tls_files(self.peer_security)
+        if self.peer and not self.advertise:
+            raise ValueError("--peer needs --advertise, the address that peers learn of this scheduler")
+        if self.advertise and (port := int(self.advertise.rpartition(":")[2])) > 65535:
+            raise ValueError(f"--advertise: {port} is no port")
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
@@ -223,7 +250,7 @@ class SchedulerSettings(ServiceSettings):
     def check_secrets(self) -> None:
         """Raises ValueError if two tokens are equal or are given twice, or the tokens file is malformed."""
         super().check_secrets()
-        _ = self.executor_security
+        _ = self.executor_security, self.peer_security
 
     def security_warnings(self) -> list[str]:
         """As `ServiceSettings`, and one for plaintext connections to executors on other machines."""
@@ -233,6 +260,11 @@ class SchedulerSettings(ServiceSettings):
             warnings.append(
                 f"plaintext to executors beyond this machine ({', '.join(far)}): their token, and all "
                 "prompts and outputs, can be read on the way; --executor-tls-ca closes it"
+            )
+        if self.peer_tls_ca is None and (far := [one for one in self.peer if not is_loopback(one)]):
+            warnings.append(
+                f"plaintext to peers beyond this machine ({', '.join(far)}): their token can be read on the"
+                " way, and anybody there can answer in their place; --peer-tls-ca closes it"
             )
         return warnings
 
@@ -318,9 +350,21 @@ class SchedulerSettings(ServiceSettings):
         Raises ValueError if the token file is unreadable or empty, the token is given twice, or a TLS
         certificate is given without its key.
         """
-        token = read_token(self.executor_token_file)
-        if secret := self._secrets.get("executor_token", ""):
-            if token:
-                raise ValueError("the executors' token is given twice: --executor-token-file and a secret")
-            token = secret
+        token = self._sent_token(self.executor_token_file, "executor_token")
         return Security(self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, token)
+
+    @property
+    def peer_security(self) -> Security:
+        """TLS files and token of the connections to peers. Raises ValueError as `executor_security`."""
+        token = self._sent_token(self.peer_token_file, "peer_token")
+        if self.peer_tls_ca is None:
+            return Security(token=token)
+        return Security(self.peer_tls_ca, self.tls_cert, self.tls_key, token)
+
+    def _sent_token(self, file: Path | None, name: str) -> str:
+        """The token in a file or a secret; "" without either. Raises ValueError if it is given twice."""
+        token, secret = read_token(file), self._secrets.get(name, "")
+        if token and secret:
+            flag = name.replace("_", "-")
+            raise ValueError(f"the {flag} is given twice: --{flag}-file and a secret")
+        return token or secret

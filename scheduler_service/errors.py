@@ -37,6 +37,10 @@ class ErrorReason(enum.Enum):
     ADAPTER_NAME = enum.auto()  # the name belongs to another adapter, or to one that is being unloaded
     ADAPTER_MEMORY = enum.auto()  # an executor has no room for a further adapter
     ADAPTERS_DIFFER = enum.auto()  # executors hold different adapters under one path
+    ADDRESS_TAKEN = enum.auto()  # another entry of the directory has the address
+    OLD_GENERATION = enum.auto()  # the directory's entry has a higher generation
+    DIRECTORY_FULL = enum.auto()
+    WATCHERS = enum.auto()  # the caller, or all callers together, watch too often
     INTERNAL = enum.auto()  # a bug, or a fault that retries did not overcome
     EXECUTORS_LOST = enum.auto()  # several executors were lost while they computed this request
     NOT_FINITE = enum.auto()  # a logit was NaN or infinite

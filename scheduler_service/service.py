@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -14,6 +15,9 @@ from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.directory.listing import Listing, Load
+from scheduler_service.directory.live import LiveDirectory
+from scheduler_service.directory.peers import Peers
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
 from scheduler_service.grammars import GrammarChecks
 from scheduler_service.link.drafts import DraftPool
@@ -48,6 +52,7 @@ class SchedulerService:
         self.settled = asyncio.Event()
         """Set but while a new request would be refused for a model that may yet be loaded."""
         self.started_at = time.monotonic()
+        self._generation, self._drawn = time.time_ns() // 1_000_000, secrets.token_hex(16)  # of the directory
         self.rates = Rates(self.started_at)
         self._wake, wake_drafts, self._wake_tick = Wake(), Wake(), Wake()
         wake = self._wake
@@ -74,6 +79,7 @@ class SchedulerService:
         )
         self.grammars = GrammarChecks(lambda: self.pool.active)
         self.streams = StreamRegistry(self.core, self.metrics, time.monotonic, wake.set)
+        self.directory = LiveDirectory(self._listing) if settings.advertise else None
         self.adapters = AdapterAdmin(self.core, self.pool, self.wanted, self.streams.request_ended)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
         self._loop = Loop(self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake)
@@ -92,6 +98,9 @@ class SchedulerService:
                 if self.drafts.links:
                     group.create_task(_endless(self.drafts.run()), name="draft executors")
                     group.create_task(_endless(self._draft_loop.run()), name="draft loop")
+                if self.directory is not None and self.settings.peer:
+                    peers = Peers(self.settings.peer, self.settings.peer_security, self.directory)
+                    group.create_task(_endless(peers.run()), name="peers")
                 group.create_task(_endless(self._tick(show_health)), name="tick")
         finally:
             self.draining = True
@@ -190,6 +199,27 @@ class SchedulerService:
         self._wake.set()
         self._wake_tick.set()
 
+    def _listing(self) -> Listing:
+        """What the directory says of this scheduler."""
+        settings, model, core = self.settings, self._model(), self.core.snapshot()
+        return Listing(
+            address=settings.advertise,
+            tls_name=settings.advertise.rpartition(":")[0].strip("[]") if settings.tls_cert else "",
+            model=model.name if model else "",
+            model_fingerprint=model.fingerprints.model if model else b"",
+            adapters=tuple(adapter.name for adapter in self.wanted.served),
+            state=self.state,
+            load=Load(
+                running=core.running,
+                waiting=core.waiting,
+                seats=core.max_sequences,
+                uncomputed_tokens=core.uncomputed_tokens,
+                predicted_wait_ms=int(self.core.newcomers_wait_s * 1000),
+            ),
+            generation=self._generation,
+            instance=self._drawn,
+        )
+
     def _model(self) -> ServedModel | None:
         return None if self.pool.served is None else self.pool.served.model
 
@@ -201,6 +231,8 @@ class SchedulerService:
             wanted, uses = self.wanted, self.core.adapter_use()
             self.metrics.adapters.show(wanted.served, wanted.requests, uses, wanted.loads, wanted.unloads)
             self.rates.observe(snapshot.counters, time.monotonic())
+            if self.directory is not None:
+                self.directory.refresh()
             for link in (*self.pool.links, *self.drafts.links):
                 self.metrics.executor_ready.labels(link.address).set(link.ready)
             await show_health(self.healthy)

@@ -149,6 +149,12 @@ class StepScheduler:
         limits = self._target.limits
         return max_tokens(request, limits) if limits else 0
 
+    @property
+    def newcomers_wait_s(self) -> float:
+        """Predicted seconds until a request starts that comes now, of an identity that has none."""
+        limits = self._target.limits
+        return self._admission.wait_s("", 1.0, limits.max_sequences if limits else 0)
+
     def check_room(
         self,
         identity: str,

@@ -47,6 +47,7 @@ from scheduler_service.rpc.codec.score import ScoreTask
 from scheduler_service.rpc.codec.tools import grammar_of_calls, required_format
 from scheduler_service.rpc.deadlines import deadline_of
 from scheduler_service.rpc.delivery import delivering
+from scheduler_service.rpc.directory_calls import DirectoryCalls
 from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.service import SchedulerService
@@ -65,6 +66,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._drafting = service.settings.drafting
         self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
         self._evaluations = Evaluations(service, credentials, self.refused)
+        self._directory_calls = DirectoryCalls(service.directory, credentials)
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -179,6 +181,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             drafting=service.settings.drafting,
             adapters=service.wanted.served,
             caller=self._credentials.identify(context),
+            has_directory=service.directory is not None,
         )
 
     async def GetTokenizer(  # type: ignore[override]  # writes, and so is no iterator
@@ -208,7 +211,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         return b"".join([part async for part in _in_turns(parts)])
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: _Context) -> pb.WhyWaitingResponse:
-        """Refused, as the next three: they are not built yet."""
+        """Refused, as the next one: they are not built yet."""
         raise not_served("WhyWaiting")
 
     async def WatchSteps(  # type: ignore[override]
@@ -220,14 +223,14 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def WatchSchedulers(  # type: ignore[override]
         self, request: pb.WatchSchedulersRequest, context: _Context
     ) -> None:
-        """Refused."""
-        raise not_served("WatchSchedulers")
+        """The schedulers of the fleet, and what changes."""
+        await self._directory_calls.watch(request, context)
 
     async def AnnounceScheduler(
         self, request: pb.AnnounceSchedulerRequest, context: _Context
     ) -> pb.AnnounceSchedulerResponse:
-        """Refused."""
-        raise not_served("AnnounceScheduler")
+        """Write the caller's entry of the directory."""
+        return self._directory_calls.announce(request, context)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """State, counters and load; answered in every state of the service."""

@@ -69,6 +69,7 @@ def model_info(
     max_request_tokens: int,
     has_text: bool,
     has_chat_template: bool,
+    has_directory: bool,
     queue: CoreConfig,
     drafting: DraftingOffer,
     adapters: Sequence[ServedAdapter],
@@ -105,7 +106,12 @@ def model_info(
         drafters=[number for number, drafter in DRAFTERS.items() if drafter in drafting.drafters_for(model)],
         speculation=_speculation(drafting.default),
         contract_revision=SCHEDULER_REVISION,
-        capabilities=_capabilities(model, has_text=has_text, has_chat_template=has_chat_template),
+        capabilities=_capabilities(
+            model,
+            has_text=has_text,
+            has_chat_template=has_chat_template,
+            has_directory=has_directory,
+        ),
         sampler=model.fingerprints.sampler,
         tool_format="" if model.tool_format is None else model.tool_format.name,
         adapters=named_adapters(adapters),
@@ -121,7 +127,7 @@ def model_info(
 
 
 def _capabilities(
-    model: ServedModel, *, has_text: bool, has_chat_template: bool
+    model: ServedModel, *, has_text: bool, has_chat_template: bool, has_directory: bool
 ) -> list[pb.Capability.ValueType]:
     offered = {
         pb.CAPABILITY_TOKENIZER: has_text,
@@ -141,6 +147,7 @@ def _capabilities(
         pb.CAPABILITY_SCORE: model.can_score,
         pb.CAPABILITY_EMBED: model.embedding_size > 0,
         pb.CAPABILITY_RERANK: model.can_score and has_text,
+        pb.CAPABILITY_DIRECTORY: has_directory,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
 

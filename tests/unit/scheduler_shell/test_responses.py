@@ -56,6 +56,7 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
         max_request_tokens=9,
         has_text=True,
         has_chat_template=False,
+        has_directory=True,
         queue=CoreConfig(),
         drafting=DraftingOffer(ALL, default),
         adapters=[ServedAdapter("sql", "p", b"print", 4, 9)],
@@ -68,6 +69,7 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
     assert told.caller == pb.Caller(name="team", max_priority=7)
     assert list(told.adapters) == [pb.Adapter(name="sql", fingerprint=b"print", rank=4)]
     assert pb.CAPABILITY_ADAPTERS not in told.capabilities
+    assert pb.CAPABILITY_DIRECTORY in told.capabilities
     assert pb.CAPABILITY_CONTINUATION in told.capabilities
     assert pb.CAPABILITY_CHAT not in told.capabilities
 

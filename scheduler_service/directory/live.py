@@ -1,0 +1,138 @@
+"""The directory of a running scheduler: its own entry, and watchers that wait for changes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from service_kit.logs import Log
+
+from scheduler_service.directory.directory import (
+    AddressTakenError,
+    Changes,
+    Directory,
+    DirectoryFullError,
+    OldGenerationError,
+    TooFarBehindError,
+)
+from scheduler_service.directory.listing import Listing
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
+
+log = Log(__name__)
+
+OWN = ""
+"""The writer of the scheduler's own entry."""
+RENEWAL_S = 5.0
+"""Age at which the own entry is written again, changed or not: its watchers see that the scheduler lives."""
+MAX_WATCHERS, MAX_WATCHERS_PER_IDENTITY = 2048, 1024
+PAUSE_S, ENTRIES_PER_S = 0.5, 200
+"""Bounds of what a watcher is sent: the shortest time between two messages, and a rate."""
+
+
+class LiveDirectory:
+    """A Directory with a clock and watchers.
+
+    `own` makes the scheduler's own listing. `refresh` is to be called about every half second.
+    """
+
+    def __init__(self, own: Callable[[], Listing], clock: Callable[[], float] = time.monotonic) -> None:
+        self._own, self._clock = own, clock
+        self._directory = Directory()
+        self._watchers: Counter[str] = Counter()  # by identity
+        self._change = asyncio.Event()  # replaced at each change
+
+    @property
+    def own_instance(self) -> str:
+        """What this scheduler drew at its start."""
+        return self._own().instance
+
+    @property
+    def version(self) -> int:
+        """Rises with each change."""
+        return self._directory.version
+
+    @property
+    def pause_s(self) -> float:
+        """How long a watcher waits after a change, and collects others."""
+        return max(PAUSE_S, len(self._directory) / ENTRIES_PER_S)
+
+    def refresh(self) -> None:
+        """Write the own entry if it has changed or is old, and drop entries whose time is over."""
+        now, listing, seen = self._clock(), self._own(), self._directory.version
+        entry = self._directory.of(OWN)
+        if entry is None or entry.listing != listing or now - entry.written_at >= RENEWAL_S:
+            try:
+                self._directory.write(listing, OWN, now, math.inf)
+            except AddressTakenError:  # by an entry that is older than our own first one
+                log.error(
+                    "another entry of the directory has this scheduler's address", address=listing.address
+                )
+        self._directory.expire(now)
+        self._notify(seen)
+
+    def write(self, listing: Listing, writer: str, ttl_s: float) -> None:
+        """Write the writer's entry. Raises ServiceError."""
+        seen = self._directory.version
+        try:
+            if listing.address == self._own().address:
+                raise AddressTakenError
+            self._directory.write(listing, writer, self._clock(), ttl_s)
+        except AddressTakenError:
+            why = f"entry.address: {listing.address} is in another entry"
+            raise ServiceError(ErrorReason.ADDRESS_TAKEN, why, metadata={"field": "entry.address"}) from None
+        except OldGenerationError as error:
+            why = f"entry.generation: the entry has {error}, which is higher"
+            fields = {"field": "entry.generation"}
+            raise ServiceError(ErrorReason.OLD_GENERATION, why, metadata=fields) from None
+        except DirectoryFullError as error:
+            why = f"the directory has {error} entries, and no room for another"
+            raise ServiceError(ErrorReason.DIRECTORY_FULL, why, retry_after_s=RETRY_AFTER_S) from None
+        finally:
+            self._notify(seen)
+
+    def remove(self, writer: str) -> None:
+        """Remove the writer's entry, if it has one."""
+        seen = self._directory.version
+        self._directory.remove(writer)
+        self._notify(seen)
+
+    @contextmanager
+    def watching(self, identity: str) -> Iterator[None]:
+        """Count a watcher. Raises ServiceError if there are too many."""
+        if self._watchers[identity] >= MAX_WATCHERS_PER_IDENTITY or self._watchers.total() >= MAX_WATCHERS:
+            why = "too many calls watch the directory"
+            raise ServiceError(ErrorReason.WATCHERS, why, retry_after_s=RETRY_AFTER_S)
+        self._watchers[identity] += 1
+        try:
+            yield
+        finally:
+            self._watchers[identity] -= 1
+            if not self._watchers[identity]:
+                del self._watchers[identity]
+
+    def all(self) -> Changes:
+        """Every entry."""
+        return self._directory.all()
+
+    async def changed(self, version: int) -> Changes:
+        """Wait for a change after `version`, and for others that follow it.
+
+        Raises ServiceError for a watcher that has missed too many.
+        """
+        while self._directory.version == version:
+            await self._change.wait()
+        await asyncio.sleep(self.pause_s)
+        try:
+            return self._directory.since(version)
+        except TooFarBehindError:
+            why = "this call was not read for too long: call again"
+            raise ServiceError(ErrorReason.STALLED_READER, why, retry_after_s=RETRY_AFTER_S) from None
+
+    def _notify(self, seen: int) -> None:
+        if self._directory.version != seen:
+            self._change.set()
+            self._change = asyncio.Event()

@@ -1,0 +1,139 @@
+"""Follows what other schedulers say of themselves, and writes it into the directory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import grpc.aio
+from paceline.channel import Link, Security, open_aio_channel
+from paceline.names import dns_name
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from service_kit.logs import Log
+
+from scheduler_service.directory.codec import decode_entry
+from scheduler_service.directory.live import RENEWAL_S, LiveDirectory
+from scheduler_service.errors import ServiceError
+
+log = Log(__name__)
+
+PEER_TTL_S = 3 * RENEWAL_S
+"""Age at which the entry of a scheduler goes that says nothing any more."""
+MIN_WAIT_S, MAX_WAIT_S = 0.5, 8.0
+"""Wait before the next attempt to reach a scheduler; doubles with each that fails."""
+RESOLVE_S = 10.0
+"""Time between two resolutions of the peers' names."""
+MAX_PEERS = 256
+"""Addresses that are followed: each scheduler follows each other one."""
+
+
+class Peers:
+    """Other schedulers, by their addresses; a name of DNS stands for all of its addresses.
+
+    Each is asked for its own entry alone, so that nobody writes another's. `security` is of the connections.
+    """
+
+    def __init__(self, addresses: tuple[str, ...], security: Security, directory: LiveDirectory) -> None:
+        self._addresses, self._security, self._directory = addresses, security, directory
+        self._followed: dict[str, asyncio.Task[None]] = {}  # by address of one scheduler
+
+    async def run(self) -> None:
+        """Follow them until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._resolve(group)
+                await asyncio.sleep(RESOLVE_S)
+
+    async def _resolve(self, group: asyncio.TaskGroup) -> None:
+        """Follow the addresses that the names have now, and no others."""
+        wanted: dict[str, str] = {}  # address: the name that its certificate has, if that is not its own
+        failed = False
+        for address in self._addresses:
+            name = dns_name(address)
+            if name is None:
+                wanted[address] = ""
+                continue
+            try:
+                found = await _addresses_of(address, name)
+            except OSError as error:
+                log.warning("a peer's name has no address", peer=address, detail=str(error))
+                failed = True
+                continue
+            wanted |= dict.fromkeys(found, name)
+        if len(wanted) > MAX_PEERS:
+            log.error("more peers than are followed", peers=len(wanted), bound=MAX_PEERS)
+        wanted = dict(sorted(wanted.items())[:MAX_PEERS])
+        for address in [] if failed else self._followed.keys() - wanted.keys():
+            self._followed.pop(address).cancel()  # its entry goes by its age
+        for address in wanted.keys() - self._followed.keys():
+            tls = self._security.ca_file is not None
+            security = replace(self._security, server_name=wanted[address] if tls else "")
+            self._followed[address] = group.create_task(
+                self._follow(address, security), name=f"peer {address}"
+            )
+
+    async def _follow(self, address: str, security: Security) -> None:
+        """Follow one scheduler until cancelled, or until it turns out to be this one."""
+        wait_s, state = MIN_WAIT_S, ""
+        async with open_aio_channel(address, Link.PUBLIC, security) as channel:
+            while True:
+                problem = "it ended the call"
+                try:
+                    call = SchedulerServiceStub(channel).WatchSchedulers(
+                        pb.WatchSchedulersRequest(own=True), metadata=security.metadata
+                    )
+                    async for message in call:
+                        if not self._learn(message, address):
+                            call.cancel()
+                            return
+                        wait_s, state = MIN_WAIT_S, _logged(address, state, "")
+                except grpc.aio.AioRpcError as error:
+                    problem = f"{error.code().name}: {error.details()}"
+                except ServiceError as error:
+                    problem = error.message
+                if state and problem.startswith("UNAVAILABLE"):
+                    self._directory.remove(
+                        _writer(address)
+                    )  # the second attempt in a row that does not reach it
+                state = _logged(address, state, problem)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    def _learn(self, message: pb.WatchSchedulersResponse, address: str) -> bool:
+        """Write what a peer says of itself. Returns False if it is this scheduler. Raises ServiceError."""
+        if message.removed:
+            self._directory.remove(_writer(address))
+        for entry in message.entries[:1]:
+            listing = decode_entry(entry)
+            if listing.instance == self._directory.own_instance:
+                return False
+            self._directory.write(listing, _writer(address), PEER_TTL_S)
+        return True
+
+
+def _writer(address: str) -> str:
+    """Who writes a peer's entry."""
+    return f"peer {address}"
+
+
+def _logged(address: str, before: str, problem: str) -> str:
+    """Log a change of what is known of a peer; returns `problem`."""
+    if problem and problem != before:
+        log.warning("a peer's entry can't be had", peer=address, detail=problem[:256])
+    if before and not problem:
+        log.info("a peer's entry is there again", peer=address)
+    return problem
+
+
+async def _addresses_of(address: str, name: str) -> list[str]:
+    """The addresses of a name, HOST:PORT each. Raises OSError."""
+    port = address.rpartition(":")[2]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError("not a name of DNS") from None
+    fours = [f"{place[0]}:{port}" for family, *_, place in found if family == socket.AF_INET]
+    # Addresses of both IP versions belong to the same hosts.
+    return fours or [f"[{place[0]}]:{port}" for *_, place in found]

@@ -1,0 +1,260 @@
+"""The directory of a fleet: who may write what, and what watchers get to know."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from scheduler_service.directory import directory as entries
+from scheduler_service.directory import live
+from scheduler_service.directory.codec import decode_entry, encode_entry
+from scheduler_service.directory.directory import (
+    AddressTakenError,
+    Changes,
+    Directory,
+    DirectoryFullError,
+    OldGenerationError,
+    TooFarBehindError,
+)
+from scheduler_service.directory.listing import Listing, Load
+from scheduler_service.directory.live import LiveDirectory
+from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.model import ServiceState
+from scheduler_service.rpc.directory_calls import ENTRIES_PER_MESSAGE, Shown
+
+LISTING = Listing(
+    address="10.0.0.1:50051",
+    tls_name="",
+    model="tiny",
+    model_fingerprint=b"print",
+    adapters=("sql",),
+    state=ServiceState.SERVING,
+    load=Load(running=3, waiting=1, seats=8, uncomputed_tokens=70, predicted_wait_ms=5),
+    generation=7,
+    instance="drawn",
+)
+
+
+def listing(number: int, generation: int = 7) -> Listing:
+    return replace(
+        LISTING, address=f"10.0.0.{number}:50051", instance=f"drawn {number}", generation=generation
+    )
+
+
+class Watcher:
+    """What a client knows that asks for changes now and then."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.known: dict[str, Listing] = {}
+
+    def take(self, changes: Changes) -> None:
+        for address in changes.removed:
+            self.known.pop(address, None)
+        for entry in changes.entries:
+            self.known[entry.listing.address] = entry.listing
+        self.version = changes.version
+
+
+WRITES = st.tuples(st.just("write"), st.integers(0, 3), st.integers(1, 4), st.integers(1, 3))
+STEPS = st.lists(
+    st.one_of(
+        WRITES,
+        st.tuples(st.just("remove"), st.integers(0, 3)),
+        st.tuples(st.just("pass"), st.integers(1, 4)),
+        st.tuples(st.just("look"), st.integers(0, 1)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_watchers_know_what_the_directory_has_and_nobody_writes_anothers_entry(
+    steps: list[tuple[str, int] | tuple[str, int, int, int]],
+) -> None:
+    directory, watchers, now = Directory(), (Watcher(), Watcher()), 0.0
+    model: dict[str, tuple[str, int, float]] = {}  # address: writer, generation, end
+    for step in steps:
+        match step:
+            case ("write", writer, number, generation):
+                name, one = f"writer {writer}", listing(number, generation)
+                held = model.get(one.address)
+                own = next((address for address, entry in model.items() if entry[0] == name), None)
+                if held is not None and held[0] != name:
+                    with pytest.raises(AddressTakenError):
+                        directory.write(one, name, now, 5.0)
+                elif own is not None and generation < model[own][1]:
+                    with pytest.raises(OldGenerationError):
+                        directory.write(one, name, now, 5.0)
+                else:
+                    directory.write(one, name, now, 5.0)
+                    if own is not None:
+                        del model[own]
+                    model[one.address] = name, generation, now + 5.0
+            case ("remove", writer):
+                directory.remove(f"writer {writer}")
+                model = {at: entry for at, entry in model.items() if entry[0] != f"writer {writer}"}
+            case ("pass", seconds):
+                now += seconds
+                directory.expire(now)
+                model = {at: entry for at, entry in model.items() if entry[2] > now}
+            case ("look", which):
+                watchers[which].take(directory.since(watchers[which].version))
+        assert {entry.listing.address: entry.writer for entry in directory} == {
+            address: entry[0] for address, entry in model.items()
+        }
+    for watcher in watchers:
+        watcher.take(directory.since(watcher.version))
+        assert watcher.known == {entry.listing.address: entry.listing for entry in directory}
+
+
+def test_a_full_directory_takes_no_further_writer_and_a_watcher_far_behind_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entries, "MAX_REMOVED", 1)
+    directory = Directory(max_entries=2)
+    for number in (1, 2):
+        directory.write(listing(number), f"writer {number}", 0.0, math.inf)
+    with pytest.raises(DirectoryFullError):
+        directory.write(listing(3), "writer 3", 0.0, math.inf)
+    seen = directory.version
+    for number in (1, 2):
+        directory.remove(f"writer {number}")
+    with pytest.raises(TooFarBehindError):
+        directory.since(seen)
+    assert directory.all() == Changes((), (), directory.version)
+
+
+def test_an_entry_is_read_as_it_was_written() -> None:
+    directory = Directory()
+    directory.write(LISTING, "a team", 10.0, 5.0)
+    [entry] = directory
+    message = encode_entry(entry, 12.5)
+    assert (message.written_by, message.age_ms) == ("a team", 2500)
+    assert decode_entry(message) == LISTING
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("address", ""),
+        ("address", "no-port"),
+        ("address", "host:0"),
+        ("address", "host:99999"),
+        ("address", "host:٣"),
+        ("address", ":50051"),
+        ("address", "a" * 512 + ":1"),
+        ("address", "two words:1"),
+        ("address", "\x1b]0;x\x07:1"),
+        ("tls_name", "x" * 257),
+        ("model", "a\nb"),
+        ("instance", ""),
+        ("model_fingerprint", b"x" * 257),
+        ("adapters", ["a"] * 1025),
+        ("adapters", [""]),
+        ("generation", 0),
+    ],
+)
+def test_an_entry_that_is_malformed_is_refused_by_field(field: str, value: object) -> None:
+    good = {
+        "address": "host:1", "model": "m", "instance": "i", "generation": 1,
+    }  # fmt: skip
+    with pytest.raises(ServiceError) as caught:
+        decode_entry(pb.SchedulerEntry(**(good | {field: value})))  # type: ignore[arg-type]
+    assert caught.value.reason is ErrorReason.INVALID_REQUEST
+    assert caught.value.field == f"entry.{field}"
+
+
+def test_a_state_that_is_not_known_here_is_none_that_gets_new_streams() -> None:
+    entry = pb.SchedulerEntry(address="host:1", instance="i", generation=1)
+    entry.MergeFromString(b"\x30\x63")  # state 99
+    assert decode_entry(entry).state is ServiceState.NO_EXECUTOR
+
+
+def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_gets_it() -> None:
+    directory = Directory()
+    near = replace(listing(1), address="127.0.0.1:1")
+    directory.write(near, live.OWN, 0.0, math.inf)
+    directory.write(listing(2), "another", 0.0, math.inf)
+    changes = replace(directory.all(), removed=("127.0.0.1:2", "10.0.0.9:1"))
+
+    def seen(shown: Shown) -> tuple[list[str], list[str]]:
+        messages = list(shown.messages(changes, complete=True))
+        assert [message.complete for message in messages] == [False] * (len(messages) - 1) + [True]
+        return (
+            [entry.address for message in messages for entry in message.entries],
+            [address for message in messages for address in message.removed],
+        )
+
+    assert seen(Shown(own=False, near=True)) == (
+        ["127.0.0.1:1", "10.0.0.2:50051"],
+        ["127.0.0.1:2", "10.0.0.9:1"],
+    )
+    assert seen(Shown(own=False, near=False)) == (["10.0.0.2:50051"], ["10.0.0.9:1"])
+    assert seen(Shown(own=True, near=False)) == (["127.0.0.1:1"], [])
+
+
+def test_a_large_directory_comes_in_several_messages() -> None:
+    directory = Directory()
+    for number in range(2 * ENTRIES_PER_MESSAGE + 1):
+        directory.write(replace(LISTING, address=f"h{number}:1"), f"w{number}", 0.0, math.inf)
+    messages = list(Shown(own=False, near=True).messages(directory.all(), complete=True))
+    assert [len(message.entries) for message in messages] == [ENTRIES_PER_MESSAGE, ENTRIES_PER_MESSAGE, 1]
+    assert [message.complete for message in messages] == [False, False, True]
+
+
+def test_nobody_writes_the_schedulers_own_address() -> None:
+    directory = LiveDirectory(lambda: LISTING)
+    for _ in range(2):  # before its own entry is there, and after
+        with pytest.raises(ServiceError) as caught:
+            directory.write(LISTING, "a forger", 30.0)
+        assert caught.value.reason is ErrorReason.ADDRESS_TAKEN
+        directory.refresh()
+
+
+def test_watchers_are_bounded_in_all_and_for_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS", 3)
+    monkeypatch.setattr(live, "MAX_WATCHERS_PER_IDENTITY", 2)
+    directory = LiveDirectory(lambda: LISTING)
+
+    def refused(identity: str) -> bool:
+        try:
+            with directory.watching(identity):
+                return False
+        except ServiceError as error:
+            return error.reason is ErrorReason.WATCHERS
+
+    with directory.watching("a"), directory.watching("a"):
+        assert refused("a")
+        assert not refused("b")
+        with directory.watching("b"):
+            assert refused("c")
+    assert not refused("a")
+
+
+async def test_a_watcher_is_woken_by_a_change_and_the_own_entry_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "PAUSE_S", 0.0)
+    now = [100.0]
+    shown = [LISTING]
+    directory = LiveDirectory(lambda: shown[0], lambda: now[0])
+    directory.refresh()
+    seen = directory.version
+    waiting = asyncio.create_task(directory.changed(seen))
+    directory.refresh()  # nothing has changed
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    shown[0] = replace(LISTING, state=ServiceState.DRAINING)
+    directory.refresh()
+    assert [entry.listing.state for entry in (await waiting).entries] == [ServiceState.DRAINING]
+    seen = directory.version
+    now[0] += live.RENEWAL_S
+    directory.refresh()
+    assert directory.version == seen + 1
