@@ -125,6 +125,22 @@ class Exchange(Generic[_Request, _Reply]):
         self._call.cancel()
 
 
+class Background:
+    """Work beside the calls, one at a time, in a thread that ends with it, or with the process."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin the work, unless the last one has not ended. One that a fork left behind has."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=work, name="paceline directory", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Leave it: its call ends with its channel."""
+
+
 def is_set_within(flag: Flag, seconds: float) -> bool:
     """Wait until the flag is set, for at most `seconds`; returns whether it is."""
     return flag.wait(seconds)

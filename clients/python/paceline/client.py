@@ -13,6 +13,7 @@ from paceline.calls import replies_of
 from paceline.channel import Security
 from paceline.chat import Message, MessageLike
 from paceline.connections import SchedulerConnections
+from paceline.directory import DirectoryUse
 from paceline.environment import addresses_or_default, security_or_default
 from paceline.evaluation_replies import embed_reply, rerank_reply, score_reply
 from paceline.evaluation_requests import embed_request, rerank_request, score_request
@@ -52,6 +53,10 @@ class Client:
     after its restart; it raises StreamLost if that does not succeed within `failover_timeout_s`.
     A call that needs a model waits for one that is loading, for as long.
 
+    Where the schedulers have a directory, the client learns of others with the same model, and spreads its
+    calls over them too. `directory` says of which: "safe", over TLS by the authority of `security`, or on
+    loopback; "any", also without TLS elsewhere if `security` has no authority; "off", of none.
+
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
     and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.
 
@@ -69,11 +74,16 @@ class Client:
         *,
         security: Security | None = None,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+        directory: DirectoryUse = "safe",
     ) -> None:
         self._schedulers = SchedulerConnections(
-            addresses_or_default(addresses), security_or_default(security), failover_timeout_s
+            addresses_or_default(addresses), security_or_default(security), failover_timeout_s, directory
         )
-        self.addresses = self._schedulers.addresses
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the schedulers that are used now: the given ones, then those learned from a directory."""
+        return self._schedulers.addresses
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +302,7 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        methods = [endpoint.scheduler.Abort for endpoint in self._schedulers.endpoints]
+        methods = [endpoint.scheduler.Abort for endpoint in list(self._schedulers.endpoints.values())]
         outcomes = replies_of(methods, request, timeout_s, self._schedulers.metadata)
         replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
         for outcome in outcomes:

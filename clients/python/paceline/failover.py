@@ -1,13 +1,14 @@
 """Chooses the scheduler of each attempt of a call, after refusals and losses too. Pure: time is passed in.
 
 Shared by the blocking and the asyncio client, which send, wait and read the clock. Times are seconds of
-that clock. An address is an index into the client's list of addresses.
+that clock.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeGuard
 
 from paceline.affinity import choice, preference
@@ -19,6 +20,8 @@ a model that is loading."""
 
 MIN_DOWN_S, MAX_DOWN_S = 1.0, 8.0
 """Time for which an address that could not be reached is tried last; doubles with each further failure."""
+MAX_TRIED = 64
+"""Addresses that a call tries in one round."""
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 1.0
 """Wait between two rounds through all addresses; doubles each round, unless a scheduler gives a hint."""
 MAX_LOSSES = 4
@@ -56,40 +59,57 @@ class Rotation:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
         self._next = 0
-        self._live = [0] * len(self._addresses)  # calls
+        self._live: Counter[str] = Counter()  # calls
         self._counting = threading.Lock()  # they end in threads of gRPC
-        self._down: dict[int, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
+        self._loads: Mapping[str, int] = {}  # as the directory tells them
+        self._draining: Collection[str] = ()
+        self._down: dict[str, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
 
-    def order(self, now: float, key: bytes = b"") -> list[int]:
-        """All addresses, in the order in which a call should try them. `key`: of `affinity_key`."""
-        count = len(self._addresses)
-        if key and count > 1:
-            at = {address: index for index, address in enumerate(self._addresses)}
-            first = at[choice(key, {address: self._live[at[address]] for address in self._addresses})]
-            turn = [
-                first,
-                *(at[address] for address in preference(key, self._addresses) if at[address] != first),
-            ]
+    def use(self, addresses: Sequence[str], loads: Mapping[str, int], draining: Collection[str]) -> None:
+        """Calls that begin from now on try these addresses.
+
+        `loads`: sequences that run or wait there, of all clients. Those that drain come last.
+        """
+        self._addresses, self._loads, self._draining = tuple(addresses), loads, draining
+        self._down = {address: down for address, down in self._down.items() if address in addresses}
+
+    def is_idle(self, address: str) -> bool:
+        """Whether no call is at this address."""
+        return not self._live[address]
+
+    def order(self, now: float, key: bytes = b"") -> list[str]:
+        """The addresses that a call should try, in their order: all, up to MAX_TRIED.
+
+        `key`: of `affinity_key`.
+        """
+        addresses = self._addresses
+        if key and len(addresses) > 1:
+            takers = [address for address in addresses if address not in self._draining] or addresses
+            loads = {address: max(self._live[address], self._loads.get(address, 0)) for address in takers}
+            first = choice(key, loads)
+            turn = [first, *(address for address in preference(key, addresses) if address != first)]
         else:
-            turn = [(self._next + i) % count for i in range(count)]
-            self._next = (self._next + 1) % count
-        return sorted(turn, key=lambda address: self._is_down(address, now))
+            begin = self._next % len(addresses)
+            turn = [*addresses[begin:], *addresses[:begin]]
+            self._next = begin + 1
+        turn.sort(key=lambda address: (self._is_down(address, now), address in self._draining))
+        return turn[:MAX_TRIED]
 
-    def began(self, address: int) -> None:
+    def began(self, address: str) -> None:
         """Count a call at this address."""
         with self._counting:
             self._live[address] += 1
 
-    def ended(self, address: int) -> None:
+    def ended(self, address: str) -> None:
         """Count it no more."""
         with self._counting:
             self._live[address] -= 1
 
-    def up(self, address: int) -> None:
+    def up(self, address: str) -> None:
         """Mark an address that has answered as usable."""
         self._down.pop(address, None)
 
-    def down(self, address: int, now: float) -> None:
+    def down(self, address: str, now: float) -> None:
         """Mark an address that could not be reached, or takes no requests, as down for a while.
 
         Ignored while the address is down already, so that concurrent calls count as one failure.
@@ -100,12 +120,12 @@ class Rotation:
         for_s = min(max(2 * last_s, MIN_DOWN_S), MAX_DOWN_S)
         self._down[address] = (now + for_s, for_s)
 
-    def _is_down(self, address: int, now: float) -> bool:
+    def _is_down(self, address: str, now: float) -> bool:
         return self._down.get(address, (now, 0.0))[0] > now
 
 
 class Attempts:
-    """The attempts of one call. `address_index` is the index of the current attempt's address.
+    """The attempts of one call. `address` is the current attempt's.
 
     A refused attempt (by the scheduler, or because it can't be reached) moves on to the next address, after
     further schedulers of the same one if it is a name of several; when all have refused, the error is the
@@ -142,8 +162,8 @@ class Attempts:
         self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
         self._load_wait_s = load_wait_s
-        self._loads: int | None = None  # address of a scheduler that had no executor yet
-        self.address_index = self._untried.pop(0)
+        self._loads: str | None = None  # address of a scheduler that had no executor yet
+        self.address = self._untried.pop(0)
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What the current attempt says in addition: that it waits for a model that is loading."""
 
@@ -159,10 +179,10 @@ class Attempts:
         """Record that the current attempt received a message."""
         if not self._answered:
             self._answered = True
-            self._rotation.up(self.address_index)
+            self._rotation.up(self.address)
 
     def failed(self, error: PacelineError, now: float, schedulers: int = 1) -> float:
-        """Record that the current attempt failed, and set `address_index` to the next attempt's.
+        """Record that the current attempt failed, and set `address` to the next attempt's.
 
         Returns the seconds to wait before that attempt. If there is to be none, raises the error that
         the caller gets: `error`, or an earlier refusal. Any other error is the caller's at once, as is a
@@ -175,7 +195,7 @@ class Attempts:
             return 0.0
         self._refusals_here = 0
         if isinstance(error, Unavailable):
-            self._rotation.down(self.address_index, now)
+            self._rotation.down(self.address, now)
         if self._is_lost(error):
             self._lose(error, now)
         elif self._lost_at is not None and isinstance(error, DuplicateRequest):
@@ -183,12 +203,12 @@ class Attempts:
         elif self._is_refusal(error):
             self._refusals.append(error)
             if error.reason == _NOT_READY and self._loads is None:
-                self._loads = self.address_index
+                self._loads = self.address
         else:
             raise self._late(error) if isinstance(error, DeadlineExceeded) else error
         self._answered = False
         if self._untried:
-            self.address_index = self._untried.pop(0)
+            self.address = self._untried.pop(0)
             return 0.0
         return self._next_round(error, now)
 
@@ -224,9 +244,7 @@ class Attempts:
             raise error
         if self._answered or self._lost_at is None:
             self._lost_at, self._wait_s, self._refusals = now, MIN_WAIT_S, []
-            self._untried = [
-                other for other in self._rotation.order(now, self._key) if other != self.address_index
-            ]
+            self._untried = [other for other in self._rotation.order(now, self._key) if other != self.address]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
         """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
@@ -237,14 +255,14 @@ class Attempts:
         if self._lost_at is None:
             if self._loads is None or self.metadata or self._load_wait_s <= 0:
                 raise for_caller
-            self.address_index, self._refusals = self._loads, []
+            self.address, self._refusals = self._loads, []
             self.metadata = ((WAIT_KEY, str(round(self._load_wait_s * 1000))),)
             return 0.0
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller
         self._untried = self._rotation.order(now, self._key)
-        self.address_index = self._untried.pop(0)
+        self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._refusals = []

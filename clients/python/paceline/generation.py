@@ -119,6 +119,11 @@ class Generation(Generic[Parsed]):
             limit_s = END_TIMEOUT_S if self._stream.is_complete else None
             try:
                 message = self._call.read(limit_s)
+                if message is not None and not self._schedulers.is_what_it_says(
+                    self._attempts.address, message
+                ):
+                    self._call.cancel()
+                    raise errors.Unavailable("the scheduler serves another model than its entry says")
             except errors.PacelineError as error:
                 failure = error
             else:
@@ -136,7 +141,7 @@ class Generation(Generic[Parsed]):
 
     def _recover(self, failure: errors.PacelineError) -> None:
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
-        address = self._schedulers.addresses[self._attempts.address_index]
+        address = self._attempts.address
         try:
             wait_s = self._schedulers.wait_s(self._attempts, failure)
             if is_set_within(self._closed, wait_s):

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from paceline import aio
 from paceline.channel import Link, Metadata, Security, open_aio_channel
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -49,7 +50,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     stack, ports = Stack(directory), [kept_port() for _ in range(3)]
     schedulers: list[ServiceProcess] = []
     try:
-        executor = stack.start_executor()
+        executor = stack.start_executor("--step-ms", "5")
         for number, port in enumerate(ports):
             flags = ["--executor", executor, "--port", str(port), "--advertise", f"127.0.0.1:{port}"]
             flags += ["--tokens-file", str(tokens), "--peer-token-file", str(secret)]
@@ -162,13 +163,36 @@ async def test_one_with_the_right_announces_a_scheduler_and_nobody_forges_anothe
         await view.until_serving({first, third})
 
 
-async def test_who_ends_or_dies_is_in_no_directory_soon(fleet: Fleet) -> None:
+async def test_a_client_that_knows_one_scheduler_uses_all_and_streams_of_a_lost_one_go_on(
+    fleet: Fleet,
+) -> None:
+    def stream(number: int) -> aio.Generation:
+        return client.generate(token_ids=[1, 2], max_tokens=150, seed=7, affinity_key=str(number))
+
+    security = Security(token=TOKENS["client"])
+    addresses = {process.address for process in fleet.schedulers}
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        aio.Client(fleet.schedulers[2].address, security=security) as client,
+    ):
+        [alone] = await stream(0).collect()
+        while set(client.addresses) != addresses:  # it looks beside its calls
+            await client.complete(token_ids=[1], max_tokens=1)
+        # None of the other two gets more than a quarter above its share: the second one has some.
+        streams = [stream(number) for number in range(24)]
+        for one in streams:
+            await anext(one)
+        fleet.schedulers[1].kill()
+        outputs = [(await one.collect())[0].token_ids for one in streams]
+        assert outputs == [alone.token_ids] * len(streams)
+        assert sum(one.resumptions for one in streams) > 0
+
+
+async def test_who_ended_or_drains_is_in_no_directory_soon(fleet: Fleet) -> None:
     first, second, third = (process.address for process in fleet.schedulers)
     async with stub_of(fleet.schedulers[2]) as stub:
         view = View(stub)
-        await view.until_serving({first, second, third})
-        fleet.schedulers[1].signal(signal.SIGTERM)
         await view.until_serving({first, third})
-        fleet.schedulers[0].kill()
+        assert second not in view.entries
+        fleet.schedulers[0].signal(signal.SIGTERM)
         await view.until_serving({third})
-        assert first not in view.entries

@@ -44,43 +44,44 @@ def test_addresses_are_one_or_several_and_each_once() -> None:
 
 def test_calls_begin_at_each_address_in_turn() -> None:
     rotation = Rotation("abc")
-    assert [attempts(rotation).address_index for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [attempts(rotation).address for _ in range(6)] == [*"abcabc"]
 
 
 def test_calls_with_a_key_begin_at_its_scheduler_unless_that_has_too_many_of_them() -> None:
     """By AFFINITY's vector of this text; none gets more than 1.25 of the mean, rounded up."""
     addresses = ["10.0.0.1:50051", "10.0.0.2:50051", "10.0.0.3:50051"]
     rotation, key = Rotation(addresses), affinity_key(pb.GenerateRequest(text="hello"))
-    assert [address + 1 for address in rotation.order(0.0, key)] == [2, 3, 1]
+    one, two, three = addresses
+    assert rotation.order(0.0, key) == [two, three, one]
     for _ in range(2):
-        rotation.began(1)
-    assert [address + 1 for address in rotation.order(0.0, key)] == [3, 2, 1]
-    rotation.ended(1)
-    rotation.down(1, 0.0)
-    assert [address + 1 for address in rotation.order(0.0, key)] == [3, 1, 2]
-    assert attempts(rotation).address_index == 0  # without a key: in turn
+        rotation.began(two)
+    assert rotation.order(0.0, key) == [three, two, one]
+    rotation.ended(two)
+    rotation.down(two, 0.0)
+    assert rotation.order(0.0, key) == [three, one, two]
+    assert attempts(rotation).address == one  # without a key: in turn
 
 
 def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -> None:
     rotation = Rotation("ab")
-    rotation.down(0, 0.0)
-    rotation.down(0, 0.5)  # another call has found out too
-    assert {rotation.order(0.9)[0] for _ in range(4)} == {1}
-    assert {rotation.order(1.0)[0] for _ in range(4)} == {0, 1}
-    rotation.down(0, 1.0)
-    assert {rotation.order(2.9)[0] for _ in range(4)} == {1}
-    rotation.up(0)
-    assert {rotation.order(2.9)[0] for _ in range(4)} == {0, 1}
+    rotation.down("a", 0.0)
+    rotation.down("a", 0.5)  # another call has found out too
+    assert {rotation.order(0.9)[0] for _ in range(4)} == {"b"}
+    assert {rotation.order(1.0)[0] for _ in range(4)} == {"a", "b"}
+    rotation.down("a", 1.0)
+    assert {rotation.order(2.9)[0] for _ in range(4)} == {"b"}
+    rotation.up("a")
+    assert {rotation.order(2.9)[0] for _ in range(4)} == {"a", "b"}
 
 
 @pytest.mark.parametrize("refusal", [REFUSED, FULL, errors.Unavailable("draining", reason="DRAINING")])
 def test_a_refusal_is_the_callers_once_all_have_refused(refusal: errors.RetryLater) -> None:
     call = attempts(Rotation("abc"))
-    tried = [call.address_index]
+    tried = [call.address]
     for _ in range(2):
         assert call.failed(refusal, 0.0) == 0.0
-        tried.append(call.address_index)
-    assert sorted(tried) == [0, 1, 2]
+        tried.append(call.address)
+    assert sorted(tried) == [*"abc"]
     with pytest.raises(type(refusal)):
         call.failed(refusal, 0.0)
 
@@ -126,7 +127,7 @@ def test_a_lost_call_goes_to_another_at_once(answered: bool, error: errors.Unava
     if answered:
         call.answered()
     assert call.failed(error, 0.0) == 0.0
-    assert call.address_index == 1
+    assert call.address == "b"
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -196,9 +197,9 @@ LOADING = errors.Unavailable("no executor yet", reason="NOT_READY", retry_after_
 def test_a_call_that_all_refuse_waits_once_at_a_scheduler_whose_model_is_loading() -> None:
     call = Attempts(Rotation("ab"), 0.0, timeout_s=None, failover_timeout_s=30, load_wait_s=5.0)
     assert call.failed(LOADING, 0.0) == 0.0
-    assert (call.address_index, call.metadata) == (1, ())  # the other one may serve
+    assert (call.address, call.metadata) == ("b", ())  # the other one may serve
     assert call.failed(FULL, 0.0) == 0.0
-    assert (call.address_index, call.metadata) == (0, (("paceline-wait-ms", "5000"),))
+    assert (call.address, call.metadata) == ("a", (("paceline-wait-ms", "5000"),))
     with pytest.raises(errors.Unavailable, match="no executor yet"):
         call.failed(LOADING, 5.0)
 

@@ -7,7 +7,7 @@ These two modules are all that differs by hand: the blocking clients are generat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
@@ -130,6 +130,24 @@ class Exchange(Generic[_Request, _Reply]):
             if code is grpc.StatusCode.OK:
                 raise errors.Unavailable("the executor ended the stream") from None
             raise errors.from_status(code, message or "", trailers) from None
+
+
+class Background:
+    """Work beside the calls, one at a time."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Begin the work, unless the last one has not ended."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(work(), name="paceline directory")
+
+    async def end(self) -> None:
+        """Cancel it, and wait until it has ended. Raises nothing of it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
 
 async def is_set_within(flag: Flag, seconds: float) -> bool:

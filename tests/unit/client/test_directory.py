@@ -1,0 +1,133 @@
+"""Which schedulers of a directory a client uses, and which of them get its token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paceline.channel import Security
+from paceline.directory import (
+    LOOK_EVERY_S,
+    MAX_LEARNED,
+    NO_DIRECTORY_S,
+    DirectoryUse,
+    KnownSchedulers,
+)
+from paceline.failover import MAX_TRIED, Rotation
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+NEAR, FAR = "127.0.0.1:1", "10.0.0.1:50051"
+PLAIN, TLS = Security(token="secret"), Security(ca_file=Path("ca.pem"), token="secret")
+
+
+def entry(address: str, *, own: bool = False, **fields: object) -> pb.SchedulerEntry:
+    values: dict[str, object] = {
+        "model": "m",
+        "model_fingerprint": b"print",
+        "instance": f"drawn by {address}",
+        "written_by": "" if own else "somebody",
+        "state": pb.SCHEDULER_STATE_SERVING,
+    }
+    return pb.SchedulerEntry(address=address, **(values | fields))  # type: ignore[arg-type]
+
+
+def known(
+    given: str, *entries: pb.SchedulerEntry, security: Security = PLAIN, use: DirectoryUse = "safe"
+) -> KnownSchedulers:
+    schedulers = KnownSchedulers([given], security, use)
+    schedulers.saw(given, [entry(given, own=True), *entries])
+    return schedulers
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "tls_name", "security", "use", "used"),
+    [
+        (NEAR, "127.0.0.1:2", "", PLAIN, "safe", True),
+        (NEAR, "10.0.0.2:1", "", PLAIN, "safe", False),  # the token would be readable on the way
+        (NEAR, "10.0.0.2:1", "", PLAIN, "any", True),
+        (FAR, "127.0.0.1:2", "", PLAIN, "safe", False),  # whatever listens here is not of that fleet
+        (FAR, "127.0.0.1:2", "", PLAIN, "any", False),
+        (FAR, "10.0.0.2:1", "name", TLS, "safe", True),
+        (FAR, "10.0.0.2:1", "", TLS, "safe", False),
+        (FAR, "10.0.0.2:1", "", TLS, "any", False),  # never without TLS where there is an authority
+        (NEAR, "127.0.0.1:2", "", TLS, "any", False),
+        (FAR, "10.0.0.2:1", "name", PLAIN, "any", False),  # nobody could check its certificate
+    ],
+)
+def test_a_token_goes_to_a_learned_address_only_where_it_is_as_safe_as_at_the_given_one(
+    given: str, address: str, tls_name: str, security: Security, use: DirectoryUse, *, used: bool
+) -> None:
+    schedulers = known(given, entry(address, tls_name=tls_name), security=security, use=use)
+    assert (address in schedulers.addresses) is used
+    if used:
+        assert schedulers.security(address).server_name == tls_name
+        assert schedulers.security(address).ca_file == security.ca_file
+
+
+def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
+    schedulers = known(
+        NEAR,
+        entry("127.0.0.1:2"),
+        entry("127.0.0.1:3", instance="drawn by 127.0.0.1:2"),
+        entry("localhost:1", instance=f"drawn by {NEAR}"),  # the given one, by another name
+        entry("127.0.0.1:4", model="other"),
+        entry("127.0.0.1:5", model_fingerprint=b"other"),
+    )
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+    assert schedulers.is_what_it_says("127.0.0.1:2", b"print")
+    assert not schedulers.is_what_it_says("127.0.0.1:2", b"other")
+    assert schedulers.is_what_it_says(NEAR, b"whatever")
+    schedulers.distrust("127.0.0.1:2")
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
+    schedulers.distrust(NEAR)
+    assert NEAR in schedulers.addresses
+
+
+def test_what_one_scheduler_does_not_know_another_may_and_a_lost_one_takes_its_word_along() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")])
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
+    schedulers.saw(NEAR, [entry(NEAR, own=True)])
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
+    schedulers.lost("127.0.0.1:2")
+    assert list(schedulers.addresses) == [NEAR]
+    alone = known(NEAR, entry("127.0.0.1:2"))
+    alone.lost(NEAR)
+    assert alone.addresses == (NEAR, "127.0.0.1:2")
+
+
+def test_ten_thousand_entries_are_bounded_and_an_empty_or_ownerless_answer_changes_nothing() -> None:
+    schedulers = known(NEAR, *(entry(f"127.0.0.1:{port}") for port in range(2, 10_002)))
+    assert len(schedulers.addresses) == 1 + MAX_LEARNED
+    before = schedulers.addresses
+    schedulers.saw(NEAR, [])
+    schedulers.saw(NEAR, [entry("127.0.0.1:9")])
+    assert schedulers.addresses == before
+    rotation = Rotation([NEAR])
+    rotation.use(schedulers.addresses, schedulers.loads, schedulers.draining)
+    assert len(rotation.order(0.0)) == MAX_TRIED
+
+
+def test_looks_are_rare_and_rarer_where_there_is_no_directory() -> None:
+    schedulers = KnownSchedulers([NEAR], PLAIN, "safe")
+    times = [now for now in range(1000) if schedulers.is_time_to_look(float(now))]
+    assert times == [now for now in range(1000) if now % LOOK_EVERY_S == 0]
+    schedulers.has_none(NEAR, 1000.0)
+    times = [now for now in range(1000, 2000) if schedulers.is_time_to_look(float(now))]
+    assert times[0] == 1000 + NO_DIRECTORY_S
+    off = KnownSchedulers([NEAR], PLAIN, "off")
+    assert not off.is_time_to_look(1e9)
+
+
+def test_calls_go_by_the_load_that_the_directory_tells_and_last_to_those_that_drain() -> None:
+    rotation = Rotation(["a:1"])
+    rotation.use(("a:1", "b:1", "c:1"), {"b:1": 3}, {"c:1"})
+    assert {rotation.order(0.0)[-1] for _ in range(3)} == {"c:1"}
+    # The bound is 1.25 of the mean, rounded up: b has more than its share.
+    for key in (b"%d" % number for number in range(20)):
+        assert rotation.order(0.0, key)[0] == "a:1"
+    rotation.began("b:1")
+    rotation.use(("a:1",), {}, ())
+    assert not rotation.is_idle("b:1")
+    rotation.ended("b:1")
+    assert rotation.is_idle("b:1")
