@@ -12,12 +12,14 @@ from paceline.channel import is_loopback
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.credentials import Credentials
 from service_kit.identity import LOCAL, peer_name
+from service_kit.status import end_call
 
 from scheduler_service.directory.codec import decode_entry, encode_entry
 from scheduler_service.directory.directory import Changes, Entry
 from scheduler_service.directory.live import OWN, LiveDirectory
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served
 from scheduler_service.rpc.codec.checks import check_range
+from scheduler_service.rpc.statuses import status_of
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -26,14 +28,18 @@ MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 30_000, 600_000
 
 
 class DirectoryCalls:
-    """WatchSchedulers and AnnounceScheduler. Without a directory both raise ServiceError."""
+    """WatchSchedulers and AnnounceScheduler. Without a directory both are UNIMPLEMENTED."""
 
     def __init__(self, directory: LiveDirectory | None, credentials: Credentials) -> None:
         self._directory, self._credentials = directory, credentials
 
     async def watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
         """Send every entry, then changes, until the client leaves. At most one message waits to be read."""
-        directory = self._served("WatchSchedulers")
+        if (directory := self._directory) is None:
+            # Each client asks once: that is no error to be counted and logged.
+            ending = end_call(context, status_of(not_served("WatchSchedulers")))
+            del request, context  # see end_call
+            await ending
         caller = self._credentials.identify(context)
         shown = Shown(own=request.own, near=peer_name(context.peer()) == LOCAL)
         with directory.watching(caller.name):
@@ -48,7 +54,8 @@ class DirectoryCalls:
         self, request: pb.AnnounceSchedulerRequest, context: _Context
     ) -> pb.AnnounceSchedulerResponse:
         """Write the caller's entry. Raises ServiceError."""
-        directory = self._served("AnnounceScheduler")
+        if (directory := self._directory) is None:
+            raise not_served("AnnounceScheduler")
         caller = self._credentials.identify(context)
         if not caller.directory:
             why = "AnnounceScheduler is for tokens with the right `directory`, which this caller's has not"
@@ -64,11 +71,6 @@ class DirectoryCalls:
             raise invalid("entry.model", "is missing")
         directory.write(listing, caller.name, ttl_ms / 1000)
         return pb.AnnounceSchedulerResponse(ttl_ms=ttl_ms)
-
-    def _served(self, method: str) -> LiveDirectory:
-        if self._directory is None:
-            raise not_served(method)
-        return self._directory
 
 
 class Shown:
