@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.aio import Client
+from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline_openai import Bounds, Gateway
 from paceline_openai.server import Server
 
@@ -101,10 +102,15 @@ def answer_of(received: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def serving_door(*schedulers: str, bounds: Bounds | None = None, **options: Any) -> AsyncIterator[Door]:
+async def serving_door(
+    *schedulers: str,
+    bounds: Bounds | None = None,
+    failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+    **options: Any,
+) -> AsyncIterator[Door]:
     """A door before these schedulers."""
     bounds = bounds or Bounds()
-    async with Client(schedulers) as client:
+    async with Client(schedulers, failover_timeout_s=failover_timeout_s) as client:
         app = Gateway(client, bounds, **options)
         server = Server(app, bounds)
         port = await server.listen("127.0.0.1", 0)

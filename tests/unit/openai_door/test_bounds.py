@@ -28,7 +28,7 @@ TIGHT = Bounds(
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    async with serving_door("127.0.0.1:9", bounds=TIGHT, local=True) as door:
+    async with serving_door("127.0.0.1:9", bounds=TIGHT, failover_timeout_s=0.2, local=True) as door:
         yield door
 
 
