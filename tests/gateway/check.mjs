@@ -27,6 +27,31 @@ const checks = {
     assert.equal(text, whole.choices[0].message.content);
     assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
   },
+  async 'a response, whole and streamed'() {
+    const options = { model, input: messages, max_output_tokens: 24, temperature: 0, store: false };
+    const whole = await api.responses.create(options);
+    assert.ok(whole.output_text);
+    let text = '';
+    let last;
+    for await (const event of await api.responses.create({ ...options, stream: true })) {
+      if (event.type === 'response.output_text.delta') text += event.delta;
+      last = event;
+    }
+    assert.equal(text, whole.output_text);
+    assert.deepEqual(last.response.usage, { ...whole.usage, input_tokens_details: last.response.usage.input_tokens_details });
+    const parsed = await api.responses.create({
+      ...options,
+      max_output_tokens: 120,
+      text: { format: { type: 'json_schema', name: 'city', schema, strict: true } },
+    });
+    assert.deepEqual(Object.keys(JSON.parse(parsed.output_text)), ['city']);
+    const more = await api.responses.create({ ...options, input: [...messages, ...whole.output, messages[0]] });
+    assert.ok(more.usage.input_tokens > whole.usage.input_tokens);
+    await assert.rejects(
+      api.responses.create({ ...options, max_output_tokens: 10_000_000 }),
+      (error) => error instanceof BadRequestError && error.param === 'max_output_tokens',
+    );
+  },
   async 'a completion'() {
     const options = { model, prompt: 'Once upon a time', max_tokens: 16, temperature: 0 };
     const whole = await api.completions.create(options);

@@ -285,7 +285,7 @@ async def wrong_parameters_answer_400_with_the_field(service: Service) -> None:
             try:
                 await service.chat(**options, stream=stream)
             except openai.BadRequestError as error:
-                if wrong not in f"{error.param} {error.message}":
+                if wrong not in f"{error.param} {error.code} {error.message}":
                     missing.append(f"{str(options)[:200]}: {error.message} does not name {wrong}")
             except openai.APIStatusError as error:
                 missing.append(f"{str(options)[:200]}: {error.status_code} {error.message}")

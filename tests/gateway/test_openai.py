@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from paceline import Client
 
+from tests.gateway import eleven_faults
 from tests.gateway.support import url_of
 from tests.support.serve import Serve, gone, run, serving
 
@@ -121,3 +122,10 @@ def test_requests_wait_for_a_scheduler_that_died(tmp_path: Path) -> None:
         os.kill(serve.children()["scheduler_service"], signal.SIGKILL)
         assert status(url, path="/completions", body=question) == 200
         serve.wait_for(r"scheduler.* serves again")
+
+
+async def test_none_of_another_servers_eleven_faults_is_here(tmp_path: Path) -> None:
+    small = ("-S", "max-running=1", "-S", "max-queued-requests=1")
+    with serving(tmp_path, "--openai", "0", *small) as serve:
+        [pid] = gateway_pids(serve)
+        assert await eleven_faults.run(url_of(serve), serve.address, pid, tmp_path / "log") == {}

@@ -202,6 +202,10 @@ async def test_a_response_is_the_answer_to_the_chat_of_its_items(door: Door) -> 
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"tools": [{"type": "function", "name": "now"}]}, "tools"),
+        ({"max_output_tokens": 10**9}, "max_output_tokens"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "objekt"}}}}, "text"),
+        ({"input": [{"role": "user", "content": [{"type": ["text"]}]}]}, "input[0].content[0].type"),
     ],
 )
 async def test_what_a_response_can_not_do_is_refused_by_name(
@@ -264,7 +268,7 @@ async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:
         assert answer.error["type"] == "invalid_request_error"
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]
     answer = await door.ask("/v1/chat/completions", {"messages": image})
-    assert (answer.status, answer.error["param"]) == (400, "messages[0].content[0]")
+    assert (answer.status, answer.error["param"]) == (400, "messages[0].content[0].type")
     unknown = await door.chat("x", model="another")
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
 
@@ -272,6 +276,29 @@ async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:
 async def test_values_that_sdks_send_of_themselves_are_taken(door: Door) -> None:
     fields = {"store": False, "parallel_tool_calls": None, "service_tier": "auto", "metadata": {"a": "b"}}
     assert (await door.chat("x", max_tokens=1, user="ada", **fields)).status == 200
+
+
+async def test_reasoning_that_the_template_has_no_place_for_is_left_out_with_a_warning(door: Door) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    thought: list[Any] = [
+        turns[0],
+        {"role": "assistant", "reasoning_content": "?"},
+        turns[1] | {"reasoning": "!"},
+    ]
+    reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "!"}]}
+    for path, field, given in (
+        ("/v1/chat/completions", "messages", thought),
+        ("/v1/responses", "input", [turns[0], reasoning, turns[1]]),
+    ):
+        for stream in (False, True):
+            fields = {"temperature": 0, "stream": stream, "top_logprobs": 1, "logprobs": True}
+            if field == "input":
+                del fields["logprobs"]
+            with_it, without = [await door.ask(path, {field: one, **fields}) for one in (given, turns)]
+            assert "reasoning" in with_it.headers["x-paceline-warning"]
+            assert "x-paceline-warning" not in without.headers
+            tokens = [re.findall(rb'"logprob": [-.e\d]+', one.body) for one in (with_it, without)]
+            assert tokens[0] == tokens[1] != []
 
 
 async def test_models_have_their_context_and_when_they_were_loaded(door: Door, client: aio.Client) -> None:

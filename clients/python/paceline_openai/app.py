@@ -88,7 +88,7 @@ class Gateway:
         except Refusal as refusal:
             await exchange.refuse(refusal)
         except errors.PacelineError as error:
-            await self._failed(exchange, from_error(error, endpoint.prompt if endpoint else "prompt"), error)
+            await self._failed(exchange, from_error(error, endpoint.names if endpoint else {}), error)
         except Disconnected:
             exchange.status = CLIENT_LEFT
         except Exception as error:

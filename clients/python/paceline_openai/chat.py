@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from paceline import Delta, Event, Finished, ModelInfo, ToolCallDelta, errors
+from paceline import Completion, Delta, Event, Finished, ModelInfo, ToolCallDelta, errors
 from paceline.aio import Generation
 
 from paceline_openai import logprobs, messages, sampling
@@ -23,7 +23,8 @@ from paceline_openai.fields import (
     unsupported,
 )
 from paceline_openai.refusals import bad
-from paceline_openai.usage import in_order, reason, stopped_by, usage
+from paceline_openai.streams import Chunks, head
+from paceline_openai.usage import reason, stopped_by, usage
 
 
 def response_format(value: Any, name: str) -> Any:
@@ -42,7 +43,8 @@ def response_format(value: Any, name: str) -> Any:
 
 TABLE = Table(
     Field("messages", messages.messages, "texts and parts of type `text`; `developer` is `system`;"
-          " `reasoning_content` goes back in where the model's template has a place for it", required=True),
+          " `reasoning_content` goes back in; where the model's template has no place for it, it is left out,"
+          " and the answer's header `x-paceline-warning` says so", required=True),
     *sampling.SHARED,
     Field("max_completion_tokens", integer(1, sampling.UINT32), "without it as many as fit"),
     Field("max_tokens", integer(1, sampling.UINT32), "the same"),
@@ -84,9 +86,8 @@ async def answer(call: Call) -> None:
     """Generate, and send the answer. Raises Refusal, `paceline.errors`."""
     sent = options(call.values, call.info) | call.options
     id_ = uuid.uuid4().hex
-    generation = call.client.generate(
-        messages=call.values["messages"], timeout_s=call.timeout_s, request_id=id_, **sent
-    )
+    turns = messages.that_fit(call.values["messages"], call)
+    generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **sent)
     try:
         await (_stream if call.values.get("stream") else _whole)(call, generation, f"chatcmpl-{id_}")
     finally:
@@ -109,14 +110,6 @@ def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
         found["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise bad("top_logprobs", "top_logprobs: only with logprobs")
-    if any("reasoning" in one for one in values["messages"]) and "reasoning_input" not in info.capabilities:
-        [index, *_] = [i for i, one in enumerate(values["messages"]) if "reasoning" in one]
-        place = f"messages[{index}].reasoning_content"
-        raise bad(
-            place,
-            f"{place}: the model's template has no place for reasoning; leave it out",
-            "unsupported_value",
-        )
     if "prompt_cache_key" in values:
         found["affinity_key"] = values["prompt_cache_key"]
     if "chat_template_kwargs" in values:
@@ -132,78 +125,55 @@ def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     return found
 
 
-class _Chunks:
-    """The events of a stream, as bytes. `_fresh`: completions that had no event yet."""
+class _Chunks(Chunks):
+    """The chunks of a chat. `_fresh`: completions that had no event yet."""
 
     def __init__(self, call: Call, id_: str) -> None:
-        self._call = call
+        super().__init__(call, id_, "chat.completion.chunk")
         self._ids = bool(call.values.get("return_token_ids"))
         self._logprobs = bool(call.values.get("logprobs"))
-        self.with_usage = bool(call.values.get("stream_options", {}).get("include_usage"))
-        head = {
-            "id": id_,
-            "object": "chat.completion.chunk",
-            "created": call.created,
-            "model": call.shown_model,
-            "system_fingerprint": call.fingerprint,
-        }
-        self._head = f"data: {json.dumps(head)[:-1]}, "
-        self._tail = ', "usage": null}\n\n' if self.with_usage else "}\n\n"
         self._fresh = set(range(call.values.get("n", 1)))
         self._called: set[int] = set()
 
-    async def of(self, event: Event) -> bytes:
-        """The chunks of an event."""
-        index, first = event.index, ""
+    async def choices(self, place: int, event: Event) -> list[str]:  # noqa: ARG002 - there is one prompt
+        """The chunks' choices; the first of a completion has the role."""
+        index, found = event.index, []
         if index in self._fresh:
             self._fresh.discard(index)
-            first = self._chunk(f'{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, '
-                                f'"logprobs": null, "finish_reason": null}}')  # fmt: skip
+            found.append(f'{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, '
+                         f'"logprobs": null, "finish_reason": null}}')  # fmt: skip
         if isinstance(event, Finished):
-            choice = {
-                "index": index,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": reason(event, called=index in self._called),
-                "stop_reason": stopped_by(event),
-            }
-            return (first + self._chunk(json.dumps(choice))).encode()
-        if not (event.reasoning or event.tool_calls or self._logprobs or self._ids):
+            end = _choice(index, {}, reason(event, called=index in self._called))
+            found.append(json.dumps(end | {"stop_reason": stopped_by(event)}))
+        elif event.reasoning or event.tool_calls or self._logprobs or self._ids:
+            found.append(json.dumps(await self._delta(event)))
+        else:
             delta = f'"delta": {{"content": {json.dumps(event.text)}}}'
-            plain = self._chunk(f'{{"index": {index}, {delta}, "logprobs": null, "finish_reason": null}}')
-            return (first + plain).encode()
-        return (first + self._chunk(json.dumps(await self._choice(event)))).encode()
+            found.append(f'{{"index": {index}, {delta}, "logprobs": null, "finish_reason": null}}')
+        return found
 
-    def last(self, ends: list[Finished]) -> bytes:
-        """Usage, where it is asked for, and the stream's end."""
-        done = "data: [DONE]\n\n"
-        if self.with_usage:
-            counts = json.dumps(usage([in_order(ends)]))
-            done = f'{self._head}"choices": [], "usage": {counts}}}\n\n{done}'
-        return done.encode()
-
-    def _chunk(self, choice: str) -> str:
-        return f'{self._head}"choices": [{choice}]{self._tail}'
-
-    async def _choice(self, event: Delta) -> dict[str, Any]:
+    async def _delta(self, event: Delta) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": event.text} if event.text else {}
         if event.reasoning:
             delta["reasoning_content"] = event.reasoning
         if event.tool_calls:
             self._called.add(event.index)
             delta["tool_calls"] = [_call_delta(one) for one in event.tool_calls]
-        choice: dict[str, Any] = {
-            "index": event.index,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        if self._logprobs:
-            content = await logprobs.of_chat(self._call, event.token_ids, event.logprobs)
-            choice["logprobs"] = {"content": content, "refusal": None}
-        if self._ids:
-            choice["token_ids"] = event.token_ids
-        return choice
+        return await _with_tokens(_choice(event.index, delta, None), self._call, event)
+
+
+def _choice(index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+async def _with_tokens(choice: dict[str, Any], call: Call, given: Delta | Completion) -> dict[str, Any]:
+    """The choice with what the request asks for of each token."""
+    if call.values.get("logprobs"):
+        content = await logprobs.of_chat(call, given.token_ids, given.logprobs)
+        choice["logprobs"] = {"content": content, "refusal": None}
+    if call.values.get("return_token_ids"):
+        choice["token_ids"] = given.token_ids
+    return choice
 
 
 def _call_delta(one: ToolCallDelta) -> dict[str, Any]:
@@ -214,15 +184,12 @@ def _call_delta(one: ToolCallDelta) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generation: Generation, id_: str) -> None:
-    chunks, ends = _Chunks(call, id_), list[Finished]()
+    await _Chunks(call, id_).send(_events(generation), 1)
+
+
+async def _events(generation: Generation) -> AsyncGenerator[tuple[int, Event], None]:
     async for event in generation:
-        if isinstance(event, Finished):
-            ends.append(event)
-        content = await chunks.of(event)
-        if not call.exchange.status:
-            await call.exchange.start_events()
-        await call.exchange.write(content)
-    await call.exchange.write(chunks.last(ends), more=False)
+        yield 0, event
 
 
 async def _whole(call: Call, generation: Generation, id_: str) -> None:
@@ -251,22 +218,10 @@ async def _whole(call: Call, generation: Generation, id_: str) -> None:
             "finish_reason": reason(one.finished, called=bool(one.tool_calls)),
             "stop_reason": stopped_by(one.finished),
         }
-        if call.values.get("logprobs"):
-            content = await logprobs.of_chat(call, one.token_ids, one.logprobs)
-            choice["logprobs"] = {"content": content, "refusal": None}
-        if call.values.get("return_token_ids"):
-            choice["token_ids"] = one.token_ids
-        choices.append(choice)
+        choices.append(await _with_tokens(choice, call, one))
     started = generation.started
-    reply = {
-        "id": id_,
-        "object": "chat.completion",
-        "created": call.created,
-        "model": call.shown_model,
-        "system_fingerprint": call.fingerprint,
-        "choices": choices,
-        "usage": usage([[one.finished for one in completions if one.finished]]),
-    }
+    counts = usage([[one.finished for one in completions if one.finished]])
+    reply = head(call, id_, "chat.completion") | {"choices": choices, "usage": counts}
     if started is not None and started.warnings:
         reply["warnings"] = started.warnings
     await call.exchange.reply_json(reply)

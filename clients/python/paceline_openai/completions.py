@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from paceline import Completion, Delta, Event, Finished, ModelInfo, TokenLogprobs
@@ -19,7 +18,8 @@ from paceline_openai.fields import Field, Table, array, boolean, integer, text, 
 from paceline_openai.logprobs import CompletionLogprobs, joined
 from paceline_openai.prompts import Echo, Prompt, echoes
 from paceline_openai.refusals import bad
-from paceline_openai.usage import in_order, reason, stopped_by, usage
+from paceline_openai.streams import Chunks, head
+from paceline_openai.usage import reason, stopped_by, usage
 
 MAX_PROMPTS = 256
 
@@ -65,7 +65,7 @@ async def answer(call: Call) -> None:
     if values.get("echo"):
         shown = await echoes(call, given)
     if values.get("max_tokens") == 0:
-        await call.exchange.reply_json(_reply(call, id_) | await _echoed(call, shown))
+        await call.exchange.reply_json(_reply(call, id_, *await _echoed(call, shown)))
         return
     generations: list[Generation] = []
     try:
@@ -97,18 +97,12 @@ def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     return options
 
 
-def _reply(call: Call, id_: str) -> dict[str, Any]:
-    return {
-        "id": id_,
-        "object": "text_completion",
-        "created": call.created,
-        "model": call.shown_model,
-        "system_fingerprint": call.fingerprint,
-    }
+def _reply(call: Call, id_: str, choices: list[Any], counts: dict[str, Any]) -> dict[str, Any]:
+    return head(call, id_, "text_completion") | {"choices": choices, "usage": counts}
 
 
-async def _echoed(call: Call, shown: list[Echo | None]) -> dict[str, Any]:
-    """The prompts themselves, with the logprobs of their tokens if they are asked for."""
+async def _echoed(call: Call, shown: list[Echo | None]) -> tuple[list[Any], dict[str, Any]]:
+    """The prompts themselves, with the logprobs of their tokens if they are asked for; and the usage."""
     choices, count = [], 0
     for index, echo in enumerate(shown):
         assert echo is not None
@@ -119,10 +113,7 @@ async def _echoed(call: Call, shown: list[Echo | None]) -> dict[str, Any]:
             writer = CompletionLogprobs(call, alternatives=bool(call.values["logprobs"]))
             part = await _prompt_part(writer, echo, scored.texts[0].logprobs)
         choices.append({"index": index, "text": echo.text, "logprobs": part, "finish_reason": "length"})
-    return {
-        "choices": choices,
-        "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
-    }
+    return choices, {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count}
 
 
 async def _prompt_part(
@@ -140,7 +131,7 @@ async def _whole(call: Call, generations: list[Generation], shown: list[Echo | N
         ends.append([one.finished for one in completions if one.finished])
         for one in completions:
             choices.append(await _choice(call, one, generation, echo, place * call.values.get("n", 1)))
-    await call.exchange.reply_json({**_reply(call, id_), "choices": choices, "usage": usage(ends)})
+    await call.exchange.reply_json(_reply(call, id_, choices, usage(ends)))
 
 
 async def _choice(
@@ -163,33 +154,31 @@ async def _choice(
     return choice
 
 
-class _Chunks:
-    """The events of the streams of all prompts, as bytes."""
+class _Chunks(Chunks):
+    """The chunks of the streams of all prompts."""
 
     def __init__(self, call: Call, shown: list[Echo | None], generations: list[Generation], id_: str) -> None:
-        self._call, self._shown, self._generations = call, shown, generations
+        super().__init__(call, id_, "text_completion")
+        self._shown, self._generations = shown, generations
         self._n = call.values.get("n", 1)
-        self._head = f"data: {json.dumps(_reply(call, id_))[:-1]}, "
-        self.with_usage = bool(call.values.get("stream_options", {}).get("include_usage"))
-        self._tail = ', "usage": null}\n\n' if self.with_usage else "}\n\n"
         self._logprobs = "logprobs" in call.values
         self._ids = bool(call.values.get("return_token_ids"))
         self._writers: dict[int, CompletionLogprobs] = {}
         self._echoed: set[int] = set()
 
-    async def of(self, place: int, event: Event) -> bytes:
-        """The chunks of an event of a prompt."""
-        index, first = place * self._n + event.index, ""
+    async def choices(self, place: int, event: Event) -> list[str]:
+        """The chunks' choices; the first of a completion has the prompt, if it is asked for."""
+        index, found = place * self._n + event.index, []
         if (echo := self._shown[place]) is not None and index not in self._echoed:
             self._echoed.add(index)
             part = None
             if self._logprobs:
                 part = await _prompt_part(self._writer(index), echo, self._generations[place].prompt_logprobs)
-            first = self._chunk(json.dumps(_piece(index, echo.text, part)))
+            found.append(json.dumps(_piece(index, echo.text, part)))
         if isinstance(event, Finished):
             end = _piece(index, "", None) | {"finish_reason": reason(event), "stop_reason": stopped_by(event)}
-            return (first + self._chunk(json.dumps(end))).encode()
-        return (first + self._chunk(await self._delta(index, event))).encode()
+            return [*found, json.dumps(end)]
+        return [*found, await self._delta(index, event)]
 
     async def _delta(self, index: int, event: Delta) -> str:
         if not (self._logprobs or self._ids):
@@ -200,17 +189,6 @@ class _Chunks:
         if self._ids:
             choice["token_ids"] = event.token_ids
         return json.dumps(choice)
-
-    def last(self, ends: list[list[Finished]]) -> bytes:
-        """Usage, where it is asked for, and the stream's end."""
-        done = "data: [DONE]\n\n"
-        if self.with_usage:
-            counts = json.dumps(usage([in_order(one) for one in ends]))
-            done = f'{self._head}"choices": [], "usage": {counts}}}\n\n{done}'
-        return done.encode()
-
-    def _chunk(self, choice: str) -> str:
-        return f'{self._head}"choices": [{choice}]{self._tail}'
 
     def _writer(self, index: int) -> CompletionLogprobs:
         if index not in self._writers:
@@ -225,16 +203,7 @@ def _piece(index: int, content: str, part: Any) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generations: list[Generation], shown: list[Echo | None], id_: str) -> None:
-    chunks, ends = _Chunks(call, shown, generations, id_), [list[Finished]() for _ in generations]
-    async with aclosing(_merged(generations)) as events:
-        async for place, event in events:
-            if isinstance(event, Finished):
-                ends[place].append(event)
-            content = await chunks.of(place, event)
-            if not call.exchange.status:
-                await call.exchange.start_events()
-            await call.exchange.write(content)
-    await call.exchange.write(chunks.last(ends), more=False)
+    await _Chunks(call, shown, generations, id_).send(_merged(generations), len(generations))
 
 
 async def _merged(generations: list[Generation]) -> AsyncGenerator[tuple[int, Event], None]:

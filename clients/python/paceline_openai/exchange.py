@@ -73,6 +73,10 @@ class Exchange:
         given = self.header(b"content-length")
         return int(given) if given.isascii() and given.isdigit() and len(given) < 20 else 0
 
+    def warn(self, text: str) -> None:
+        """What of the request has no effect, said in a header of the answer."""
+        self.extra_headers.append((b"x-paceline-warning", text.encode("ascii", "replace")))
+
     async def left(self) -> None:
         """Wait until the client has left, or the answer is complete. Only behind `body`."""
         while (await self._receive())["type"] != "http.disconnect":

@@ -37,7 +37,7 @@ def _add(turns: list[dict[str, Any]], given: dict[str, Any], place: str) -> None
     if kind == "message":
         only(given, place, "type", "role", "content", "id", "status", "phase")
         role = one_of("user", "assistant", "system", "developer")(given.get("role"), f"{place}.role")
-        content = _content(given.get("content"), f"{place}.content")
+        content = messages.content(given.get("content"), f"{place}.content", _PARTS)
         if role == "assistant":
             turn = _assistants(turns, "content", "tool_calls")
             turn["content"] = content
@@ -62,7 +62,7 @@ def _add(turns: list[dict[str, Any]], given: dict[str, Any], place: str) -> None
         _assistants(turns).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         only(given, place, "type", "id", "status", "call_id", "output")
-        content = _content(given.get("output"), f"{place}.output")
+        content = messages.content(given.get("output"), f"{place}.output", _PARTS)
         turns.append({"role": "tool", "tool_call_id": text(given.get("call_id"), f"{place}.call_id"),
                       "content": content})  # fmt: skip
     else:
@@ -74,22 +74,6 @@ def _assistants(turns: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
     if not turns or turns[-1]["role"] != "assistant" or any(name in turns[-1] for name in unless):
         turns.append({"role": "assistant"})
     return turns[-1]
-
-
-def _content(value: Any, place: str) -> str:
-    """A text, or parts that are texts, joined."""
-    if isinstance(value, str):
-        return str(text(value, place))
-    pieces = []
-    for index, one in enumerate(array(value, place)):
-        where = f"{place}[{index}]"
-        part = mapping(one, where)
-        named = _PARTS.get(part.get("type", ""))
-        if named is None:
-            raise unsupported(f"{where}.type", part.get("type"), "input is text")
-        only(part, where, "type", named, "annotations", "logprobs")
-        pieces.append(str(text(part.get(named), f"{where}.{named}")))
-    return "".join(pieces)
 
 
 def tools(value: Any, name: str) -> list[dict[str, Any]]:

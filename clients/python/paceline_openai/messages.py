@@ -8,7 +8,8 @@ from typing import Any
 
 from paceline import ModelInfo, ToolChoice
 
-from paceline_openai.fields import array, boolean, mapping, one_of, only, shown, text, unsupported
+from paceline_openai.calls import Call
+from paceline_openai.fields import array, boolean, mapping, one_of, only, text, unsupported
 from paceline_openai.refusals import bad
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -17,7 +18,8 @@ _OF_ROLE: Mapping[str, tuple[str, ...]] = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning", "refusal"),
     "tool": ("tool_call_id",),
 }
-_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files", "video_url": "videos"}
+_PARTS = {"text": "text", "refusal": "refusal"}
+_OF_OUTPUT = ("annotations", "logprobs")  # of answers that are sent back
 
 
 def messages(value: Any, name: str) -> list[dict[str, Any]]:
@@ -26,6 +28,18 @@ def messages(value: Any, name: str) -> list[dict[str, Any]]:
     if not given:
         raise bad(name, f"{name}: expected at least one message")
     return [_message(one, f"{name}[{index}]") for index, one in enumerate(given)]
+
+
+def that_fit(turns: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
+    """The turns without reasoning where the model's template has no place for it; the answer warns then.
+
+    Agents send every answer back as it came, to whatever model goes on with the conversation.
+    """
+    if "reasoning_input" in call.info.capabilities or not any("reasoning" in one for one in turns):
+        return turns
+    call.exchange.warn("reasoning was left out: the model's template has no place for it")
+    others = [one for one in turns if "reasoning" not in one or one.get("content") or one.get("tool_calls")]
+    return [{key: value for key, value in one.items() if key != "reasoning"} for one in others]
 
 
 def _message(value: Any, place: str) -> dict[str, Any]:
@@ -47,38 +61,31 @@ def _message(value: Any, place: str) -> dict[str, Any]:
             _call(one, f"{place}.tool_calls[{index}]")
             for index, one in enumerate(array(calls, f"{place}.tool_calls"))
         ]
-    content = given.get("content")
-    if content is not None:
-        message["content"] = _content(content, f"{place}.content")
+    if given.get("content") is not None:
+        message["content"] = content(given["content"], f"{place}.content")
     elif given.get("refusal") is not None:
         message["content"] = text(given["refusal"], f"{place}.refusal")
     elif not calls:
-        message["content"] = "" if role == "assistant" else text(content, f"{place}.content")
+        message["content"] = "" if role == "assistant" else text(None, f"{place}.content")
     reasoning = given.get("reasoning_content") or given.get("reasoning")
     if reasoning:
         message["reasoning"] = text(reasoning, f"{place}.reasoning_content")
     return message
 
 
-def _content(value: Any, place: str) -> str:
-    """A text, or parts that are texts, joined."""
+def content(value: Any, place: str, parts: Mapping[str, str] = _PARTS) -> str:
+    """A text, or parts that are texts, joined. `parts`: the field that has the text, by the part's type."""
     if isinstance(value, str):
         return text(value, place)
     pieces = []
     for index, one in enumerate(array(value, place)):
         where = f"{place}[{index}]"
         part = mapping(one, where)
-        kind = part.get("type")
-        if kind == "text":
-            only(part, where, "type", "text")
-            pieces.append(text(part.get("text"), f"{where}.text"))
-        elif kind == "refusal":
-            only(part, where, "type", "refusal")
-            pieces.append(text(part.get("refusal"), f"{where}.refusal"))
-        elif kind in _PARTS:
-            raise unsupported(where, kind, f"{_PARTS[kind]} are no input of this model")
-        else:
-            raise bad(f"{where}.type", f"{where}.type: expected text, got {shown(kind)}")
+        named = parts.get(text(part.get("type"), f"{where}.type"))
+        if named is None:
+            raise unsupported(f"{where}.type", part["type"], "the model reads text alone")
+        only(part, where, "type", named, *_OF_OUTPUT)
+        pieces.append(text(part.get(named), f"{where}.{named}"))
     return "".join(pieces)
 
 

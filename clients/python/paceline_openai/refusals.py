@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 
 import grpc
 from paceline import errors
@@ -84,8 +85,14 @@ _TOO_LONG = re.compile(r"context|at most [\d,]+ fit")
 _FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)((?:\[\d+\])(?:\.[a-z_]+|\[\d+\])*)?\b")
 
 
-def from_error(error: errors.PacelineError, prompt: str = "prompt") -> Refusal:
-    """The refusal for an error of the SDK. `prompt`: what the endpoint calls what the model reads."""
+def renamed(param: str | None, names: Mapping[str, str]) -> str | None:
+    """A field as an endpoint calls it: by `names`, and without its index, which counts otherwise there."""
+    head = (param or "").partition("[")[0].partition(".")[0]
+    return param if names.get(head, head) == head else names[head]
+
+
+def from_error(error: errors.PacelineError, names: Mapping[str, str] = MappingProxyType({})) -> Refusal:
+    """The refusal for an error of the SDK. `names`: what the endpoint calls fields of other ones."""
     status, kind, code = _BY_CODE.get(error.code, (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", None))
     retry = None
     if isinstance(error, errors.RetryLater):
@@ -93,10 +100,9 @@ def from_error(error: errors.PacelineError, prompt: str = "prompt") -> Refusal:
     message = error.message
     if status == HTTPStatus.BAD_REQUEST:
         param = _param(message, _PARAMS)
-        if param == "prompt":
-            param = prompt
-            code = "context_length_exceeded" if _TOO_LONG.search(message) else code
-        return Refusal(status, message, kind, code, param)
+        if param == "prompt" and _TOO_LONG.search(message):
+            code = "context_length_exceeded"
+        return Refusal(status, message, kind, code, renamed(param, names))
     if status == HTTPStatus.NOT_FOUND:
         return Refusal(status, message, kind, code, "model")
     if status == HTTPStatus.UNAUTHORIZED:

@@ -11,10 +11,10 @@ from typing import Any
 from paceline import Completion, Delta, Finished, FinishReason, ModelInfo, errors
 from paceline.aio import Generation
 
-from paceline_openai import chat, items, logprobs, sampling
+from paceline_openai import chat, items, logprobs, messages, sampling
 from paceline_openai.calls import Call
 from paceline_openai.fields import Field, Table, array, boolean, integer, mapping, only, text
-from paceline_openai.refusals import Refusal, bad, from_error
+from paceline_openai.refusals import Refusal, bad, from_error, renamed
 from paceline_openai.usage import usage
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -55,7 +55,7 @@ def reasoning(value: Any, name: str) -> dict[str, Any]:
 
 TABLE = Table(
     Field("input", items.items, "a text, or items: messages, `function_call`, `function_call_output`,"
-          " `reasoning`", required=True),
+          " `reasoning`, which is treated as in chats", required=True),
     Field("instructions", text, "a system message before the others"),
     *(one for one in sampling.SHARED if one.name not in ("n", "return_token_ids")),
     Field("max_output_tokens", integer(1, sampling.UINT32), "without it as many as fit"),
@@ -84,11 +84,15 @@ TABLE = Table(
 )  # fmt: skip
 
 
+NAMES: Mapping[str, str] = {"max_tokens": "max_output_tokens", "response_format": "text", "messages": "input"}
+"""Fields of chats that responses call otherwise."""
+
+
 async def answer(call: Call) -> None:
     """Generate, and send the answer. Raises Refusal, `paceline.errors`."""
     values = call.values
     options = _options(values, call.info) | call.options
-    turns = items.with_instructions(values["input"], values.get("instructions"))
+    turns = messages.that_fit(items.with_instructions(values["input"], values.get("instructions")), call)
     id_ = uuid.uuid4().hex
     generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **options)
     try:
@@ -99,17 +103,15 @@ async def answer(call: Call) -> None:
 
 def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     """The SDK's options: those of a chat with the same meaning. Raises Refusal."""
-    renamed = {"max_output_tokens": "max_tokens", "text": "response_format", "input": "messages"}
-    chats = {renamed.get(name, name): value for name, value in values.items()}
+    of_chats = {name: chats for chats, name in NAMES.items()}
+    chats = {of_chats.get(name, name): value for name, value in values.items()}
     chats["logprobs"] = bool(values.get("include") or values.get("top_logprobs"))
     try:
         return chat.options(chats, info)
     except Refusal as refusal:
-        back = {new: old for old, new in renamed.items()}
-        head = (refusal.param or "").partition("[")[0]
-        if head in back:
-            refusal.param = back[head]
-            refusal.message = f"{back[head]}: {refusal.message.partition(': ')[2]}"
+        if (param := renamed(refusal.param, NAMES)) != refusal.param:
+            refusal.message = f"{param}: {refusal.message.partition(': ')[2]}"
+        refusal.param = param
         raise
 
 
@@ -207,7 +209,7 @@ async def _stream(call: Call, generation: Generation, id_: str) -> None:
     except errors.PacelineError as error:
         if not exchange.status:
             raise
-        refusal = from_error(error, "input")
+        refusal = from_error(error)
         shown = {"code": refusal.code or "server_error", "message": refusal.message}
         events.add("response.failed", response=response.shown("failed", None, shown))
         await exchange.write(events.taken())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline_openai import chat, completions, evaluations, models, responses
 from paceline_openai.calls import Call
@@ -18,6 +18,7 @@ class Endpoint:
     about: str
     answer: Callable[[Call], Awaitable[None]]
     table: Table | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)  # fields of chats that it calls otherwise
 
     @property
     def method(self) -> str:
@@ -25,17 +26,19 @@ class Endpoint:
         return "GET" if self.table is None else "POST"
 
     @property
-    def prompt(self) -> str:
-        """The required field, which has what the model reads; else `prompt`."""
+    def names(self) -> Mapping[str, str]:
+        """What it calls fields of other endpoints; what the model reads is its required one."""
         fields = self.table.fields.values() if self.table else ()
-        return next((field.name for field in fields if field.required), "prompt")
+        prompt = next((one.name for one in fields if one.required), "prompt")
+        return {"prompt": prompt, **self.renamed}
 
 
 ENDPOINTS = (
     Endpoint("/v1/models", "the model and its adapters", models.models),
     Endpoint("/v1/models/{model}", "one of them", models.model),
     Endpoint("/v1/chat/completions", "the answer to a chat", chat.answer, chat.TABLE),
-    Endpoint("/v1/responses", "the answer to items, without storage", responses.answer, responses.TABLE),
+    Endpoint("/v1/responses", "the answer to items, without storage", responses.answer, responses.TABLE,
+             responses.NAMES),
     Endpoint("/v1/completions", "what follows a text", completions.answer, completions.TABLE),
     Endpoint("/v1/embeddings", "vectors of texts", evaluations.embeddings, evaluations.EMBEDDINGS),
     Endpoint(
@@ -44,7 +47,7 @@ ENDPOINTS = (
     Endpoint("/v1/score", "how well pairs of texts go together", evaluations.score, evaluations.SCORE),
     Endpoint("/tokenize", "token ids of a text or a chat", models.tokenize, models.TOKENIZE),
     Endpoint("/detokenize", "the text of token ids", models.detokenize, models.DETOKENIZE),
-)
+)  # fmt: skip
 """All that need a key where the schedulers demand tokens."""
 
 ALIASES: Mapping[str, str] = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}

@@ -31,7 +31,7 @@ OPENAIS = {
     ),
     "/v1/embeddings": "input model dimensions encoding_format user",
 }
-"""Top-level fields of the requests of OpenAI's SDK 2.54; tests/gateway/test_door.py asks the SDK itself."""
+"""Top-level fields of the requests of OpenAI's SDKs 2.54 and 3.57; tests/gateway/test_door.py asks it."""
 
 
 @pytest.mark.parametrize("path", OPENAIS)
