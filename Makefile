@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-page test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-page test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 
 
 bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 33 minutes (ARGS="--short": in five)
 	@$(BIN)/python -m tests.bench.hostile $(ARGS)
+
+bench-door-hostile: $(STAMP) ## Measure what attacks on the OpenAI API cost, in two minutes (ARGS="--short": in 15 s)
+	@$(BIN)/python -m tests.bench.door_hostile $(ARGS)
 
 soak: $(STAMP) ## Mixed load while faults strike, for 30 minutes (ARGS="--minutes 5 --seed 7")
 	@$(BIN)/python -m tests.bench.soak $(ARGS)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from paceline import Client
 
+from tests.bench import door_hostile
 from tests.gateway import eleven_faults
 from tests.gateway.support import url_of
 from tests.support.serve import Serve, gone, run, serving
@@ -129,3 +130,8 @@ async def test_none_of_another_servers_eleven_faults_is_here(tmp_path: Path) -> 
     with serving(tmp_path, "--openai", "0", *small) as serve:
         [pid] = gateway_pids(serve)
         assert await eleven_faults.run(url_of(serve), serve.address, pid, tmp_path / "log") == {}
+
+
+def test_attacks_cost_little_memory_and_no_answer_is_a_500() -> None:
+    for line in door_hostile.run(short=True):
+        assert line.good or "gap" in line.name, str(line)  # a busy machine has gaps by itself

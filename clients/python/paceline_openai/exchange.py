@@ -47,7 +47,7 @@ class Exchange:
         """A header's value; "" without it."""
         return self._headers.get(name, b"").decode("latin-1")
 
-    async def body(self, budget: BodyBudget, owner: bytes, timeout_s: float) -> bytes:
+    async def body(self, budget: BodyBudget, owner: bytes, timeout_s: float) -> bytearray:
         """The body. `owner` is whose share of the budget it takes.
 
         Raises Refusal (413: too long, 429: the budget is used up, 408: too slow), Disconnected.
@@ -64,7 +64,7 @@ class Exchange:
                         pieces += message.get("body", b"")
                         if not message.get("more_body", False):
                             self._unread = False
-                            return bytes(pieces)
+                            return pieces
             except TimeoutError:
                 text = f"the body was not there after {timeout_s:g} s"
                 raise Refusal(HTTPStatus.REQUEST_TIMEOUT, text, code="timeout", close=True) from None

@@ -14,7 +14,7 @@ class Bounds:
     """What strangers may cost: the gateway's memory is bounded by these."""
 
     max_body_bytes: int = 8 << 20  # of one request; escapes make 1 MiB of text 6
-    max_bodies_bytes: int = 64 << 20  # of all bodies that are being read; half of it for one caller
+    max_bodies_bytes: int = 32 << 20  # of all bodies that are being read; half of it for one caller
     max_header_bytes: int = 32 << 10  # of one request, its target included
     max_headers: int = 100
     max_connections: int = 4096
