@@ -26,14 +26,14 @@ def url_of(serve: Serve) -> str:
 class BackStack:
     """One stack behind a gateway, which can be started again on its ports."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, backend: str = "oracle") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._port = directory, kept_port()
-        self._arguments = (*BEHIND_A_GATEWAY, *arguments)
+        self._arguments, self._backend = (*BEHIND_A_GATEWAY, *arguments), backend
         self.serve = self._start()
 
     def _start(self) -> Serve:
-        return Serve(self._directory, *self._arguments, port=self._port)
+        return Serve(self._directory, *self._arguments, backend=self._backend, port=self._port)
 
     @property
     def address(self) -> str:
