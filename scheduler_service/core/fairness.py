@@ -149,6 +149,10 @@ class FairQueue:
         account = self.first()
         return None if account is None else self._queues[account][0]
 
+    def queue_of(self, account: Account) -> SequenceQueue:
+        """The queued sequences of an active account, in their order."""
+        return self._queues[account]
+
     def next_sequence(self, passed: Collection[bytes]) -> LiveSequence | None:
         """The sequence to admit next; None if none is queued whose adapter is not one of `passed`."""
         account = self.first()

@@ -48,6 +48,10 @@ class SequenceQueue:
                 at = bisect_left(items, behind, at, key=_key)
         return None
 
+    def position(self, sequence: LiveSequence) -> int:
+        """How many sequences are before this one, which is here, and itself: the first has 1."""
+        return bisect_left(self._items, sequence.key, key=_key) + 1
+
     def __contains__(self, sequence: LiveSequence) -> bool:
         at = bisect_left(self._items, sequence.key, key=_key)
         return at < len(self._items) and self._items[at] is sequence

@@ -17,6 +17,7 @@ from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.states import SequenceState
+from scheduler_service.core.wait_report import EndedRequests
 
 
 class Registry:
@@ -38,6 +39,7 @@ class Registry:
         self._speculator = speculator
         self._counters = counters
         self._live: dict[str, LiveRequest] = {}
+        self.ended = EndedRequests()
         self._deadlines: list[tuple[float, int, LiveRequest]] = []  # a heap; ended requests are dropped late
         self._serial = 0
 
@@ -192,6 +194,7 @@ class Registry:
         del self._live[live.request.id]
         self._pool.queue.leave(live.account)
         self._admission.ended(live, now)
+        self.ended.add(live, now)
         if len(self._deadlines) > 2 * len(self._live) + 64:  # or ended requests stay until their deadline
             self._deadlines = [entry for entry in self._deadlines if self._is_live(entry[2])]
             heapify(self._deadlines)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.core.waiting.reasons import WaitReason
@@ -96,6 +96,7 @@ class Request:
     phases: tuple[tuple[WaitReason, float], ...] = ()
     """What it waited for before it was queued, and from when on. The first begins at `arrival`, each ends
     with the next one, the last when the request is queued."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # the client's, for WaitReport
 
     @property
     def drafters(self) -> frozenset[DraftSource]:

@@ -38,6 +38,7 @@ from scheduler_service.core.snapshot import AdapterUse, Share, Snapshot, Totals
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.core.target_executor import TargetExecutor
+from scheduler_service.core.wait_report import WaitReport, is_slow, report
 
 
 class StepScheduler:
@@ -112,6 +113,30 @@ class StepScheduler:
     def adapter_use(self) -> dict[bytes, AdapterUse]:
         """The sequences of live requests with an adapter, by its fingerprint."""
         return count_adapters(self._registry)
+
+    def why(self, request_id: str, now: float) -> WaitReport | None:
+        """Where a request is, and why: a live one, or one that has ended and is remembered; else None."""
+        self._waits.now = now
+        live = self._registry.get(request_id)
+        return self._registry.ended.get(request_id, now) if live is None else report(live, self._pool, now)
+
+    def slow(self, now: float, most: int, identity: str | None = None) -> tuple[list[WaitReport], int]:
+        """The requests that have waited longer than expected, oldest first; how many are beyond `most`.
+
+        identity: whose; None: everybody's. Looks at each live request once.
+        """
+        self._waits.now = now
+        found = [
+            live
+            for live in self._registry
+            if (identity is None or live.request.identity == identity) and is_slow(live, now)
+        ]
+        return [report(live, self._pool, now) for live in found[:most]], max(0, len(found) - most)
+
+    @property
+    def identities(self) -> Iterator[str]:
+        """Those that have or had requests, and are remembered."""
+        return (account.identity for account in self._pool.queue.accounts)
 
     def check_integrity(self) -> None:
         """Compare all bookkeeping with itself. Raises AssertionError naming what is wrong."""

@@ -147,7 +147,7 @@ class WaitLedger:
     def _stand(self, sequence: LiveSequence, standing: Standing) -> None:
         wait = sequence.wait
         if wait.standing is None:
-            wait.since = self.now
+            wait.since = wait.began = self.now
         else:
             self._settle(sequence, wait)
         wait.standing = standing

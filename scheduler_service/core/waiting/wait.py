@@ -22,11 +22,12 @@ class Standing(enum.Enum):
 class Wait:
     """The waits of one sequence."""
 
-    __slots__ = ("again", "has_run", "queued", "reading", "since", "standing")
+    __slots__ = ("again", "began", "has_run", "queued", "reading", "since", "standing")
 
     def __init__(self) -> None:
         self.standing: Standing | None = None  # None: it has a cache, or has ended
         self.since = 0.0  # up to this time its waiting is in the sums; if it has a cache, since when
+        self.began = 0.0  # when it came into the queue, or into it again
         self.reading = 0.0  # of the running sum that its present standing takes the difference of
         self.has_run = False  # it has had a cache
         self.queued = WaitSums()  # from its arrival to its first cache

@@ -1,0 +1,126 @@
+"""Where one request is, why, and for how long it has waited: read from what the core knows, by its id."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduler_service.core.sequence import LiveRequest, LiveSequence
+from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
+
+MEMORY_S = 3600.0
+"""An ended request is remembered for so many seconds, unless too many ended since."""
+MAX_ENDED = 10_000
+"""Ended requests that are remembered at most."""
+SLOW_S = 1.0
+"""A request that has waited for less is not slow, whatever was predicted."""
+SLOW_FACTOR = 2.0
+"""A request is slow that has waited for longer than so many times its predicted wait."""
+
+
+class Phase(enum.Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"  # each of its unfinished sequences has a cache
+    PREEMPTED = "preempted"  # a sequence of it waits again
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReport:
+    """One request. Its reason and times are those of the first of its sequences that waits.
+
+    It has nothing of other identities but the reason of what is next in turn.
+    """
+
+    request_id: str
+    identity: str
+    phase: Phase
+    since: float  # when it came there, on the caller's clock
+    predicted_wait_s: float  # at its adding
+    queue_waits: WaitTimes = ()
+    preempted_waits: WaitTimes = ()
+    reason: WaitReason = WaitReason.NONE  # NONE: it does not wait
+    position: int = 0  # in its identity's queue, from 1 on; 0: it is not there
+    first_reason: WaitReason = WaitReason.NONE  # of the first in its identity's queue
+    needed: int = 0  # of what that one waits for
+    available: int = 0  # of the same; 0, 0: it can't be counted
+    next_reason: WaitReason = WaitReason.NONE  # of what is next in turn, whosever it is
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def _waiting(live: LiveRequest) -> LiveSequence | None:
+    return next((one for one in live.sequences if one.wait.standing is not None), None)
+
+
+def report(live: LiveRequest, pool: SequencePool, now: float) -> WaitReport:
+    """A live request. Takes no time that depends on the number of waiting ones."""
+    waits, waiting = pool.waits, _waiting(live)
+    if waiting is None:
+        running = [one.wait.since for one in live.sequences if one.cache_id]
+        return _plain(live, live.sequences[0], Phase.RUNNING, max(running, default=now))
+    waits.settle(waiting)
+    has_run = waiting.wait.has_run
+    phase, since = (Phase.PREEMPTED, waiting.wait.began) if has_run else (Phase.QUEUED, live.added_at)
+    queued = pool.queue.queue_of(live.account)
+    position = queued.position(waiting) if waiting in queued else 0
+    first = queued[0] if position else waiting
+    needed, available = (waits.needed, waits.available) if first is waits.head else (0, 0)
+    return replace(
+        _plain(live, waiting, phase, since),
+        reason=waits.reason_of(waiting),
+        position=position,
+        first_reason=waits.reason_of(first),
+        needed=needed,
+        available=available,
+        next_reason=waits.reason,
+    )
+
+
+def _plain(live: LiveRequest, sequence: LiveSequence, phase: Phase, since: float) -> WaitReport:
+    request, wait = live.request, sequence.wait
+    return WaitReport(
+        request.id,
+        request.identity,
+        phase,
+        since,
+        live.predicted_wait_s,
+        wait.queued.times(),
+        () if wait.again is None else wait.again.times(),
+        labels=request.labels,
+    )
+
+
+def is_slow(live: LiveRequest, now: float) -> bool:
+    """It waits, and has for longer than SLOW_S and SLOW_FACTOR times the wait that was predicted."""
+    waiting = _waiting(live)
+    if waiting is None:
+        return False
+    began = waiting.wait.began if waiting.wait.has_run else live.request.arrival
+    return now - began > max(SLOW_S, SLOW_FACTOR * live.predicted_wait_s)
+
+
+class EndedRequests:
+    """What the requests that ended last have waited for, for MEMORY_S, at most MAX_ENDED."""
+
+    def __init__(self) -> None:
+        self._reports: OrderedDict[str, WaitReport] = OrderedDict()  # by id, in the order of their ends
+
+    def add(self, live: LiveRequest, now: float) -> None:
+        """A request has ended. A later one with the same id replaces it."""
+        reports, request_id = self._reports, live.request.id
+        reports.pop(request_id, None)
+        reports[request_id] = _plain(live, live.sequences[0], Phase.ENDED, now)
+        if len(reports) > MAX_ENDED:
+            reports.popitem(last=False)
+
+    def get(self, request_id: str, now: float) -> WaitReport | None:
+        """The request that ended last with this id."""
+        reports = self._reports
+        while reports and now - next(iter(reports.values())).since > MEMORY_S:
+            reports.popitem(last=False)
+        return reports.get(request_id)
