@@ -39,11 +39,13 @@ if TYPE_CHECKING:
         FinishReason,
         ModelInfo,
         RequestLimits,
+        RequestWait,
         Speculation,
         Started,
         Status,
         TokenLogprobs,
         Usage,
+        Waits,
     )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "PacelineError",
     "RankedText",
     "RequestLimits",
+    "RequestWait",
     "RerankReply",
     "ScoreReply",
     "ScoredText",
@@ -84,6 +87,7 @@ __all__ = [
     "ToolCallDelta",
     "ToolChoice",
     "Usage",
+    "Waits",
     "aio",
     "errors",
 ]
@@ -100,7 +104,8 @@ _MODULES = {
     "requests": "Options",
     "session": "Session",
     "types": "Aborted AdapterInfo Caller Completion Delta Drafter EmbeddingInfo Event ExecutorStatus"
-    " FinishReason Finished ModelInfo RequestLimits Speculation Started Status TokenLogprobs Usage",
+    " FinishReason Finished ModelInfo RequestLimits RequestWait Speculation Started Status TokenLogprobs"
+    " Usage Waits",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self, Unpack
 
-from paceline import errors, requests, responses
-from paceline.calls import replies_of
+from paceline import requests, responses
 from paceline.channel import Security
 from paceline.chat import Message, MessageLike
 from paceline.connections import SchedulerConnections
@@ -35,7 +34,7 @@ from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import Parsed
-from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status
+from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status, Waits
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -302,12 +301,7 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        methods = [endpoint.scheduler.Abort for endpoint in list(self._schedulers.endpoints.values())]
-        outcomes = replies_of(methods, request, timeout_s, self._schedulers.metadata)
-        replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
-        for outcome in outcomes:
-            if isinstance(outcome, errors.PacelineError) and not replies:
-                raise outcome
+        replies = self._schedulers.call_each(lambda endpoint: endpoint.scheduler.Abort, request, timeout_s)
         return responses.aborted(ids, replies)
 
     def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
@@ -322,6 +316,25 @@ class Client:
         request = pb.GetStatusRequest()
         return responses.status(
             self._schedulers.call(lambda endpoint: endpoint.scheduler.GetStatus, request, timeout_s)
+        )
+
+    def why(
+        self,
+        request_id: str | None = None,
+        *,
+        identity: str = "",
+        all_identities: bool = False,
+        timeout_s: float | None = None,
+    ) -> Waits:
+        """Where a request of this identity is, what it waits for, and what would end that, on all schedulers.
+
+        Without `request_id`: all that have waited for longer than twice their predicted wait, and than a
+        second. Ids that are not known are left out; ended ones are for an hour. Administrators may ask for
+        another `identity`, or for `all_identities`; all others get Unauthenticated for that.
+        """
+        request = requests.why_request(request_id, identity, all_identities=all_identities)
+        return responses.why(
+            self._schedulers.call_each(lambda endpoint: endpoint.scheduler.WhyWaiting, request, timeout_s)
         )
 
     def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:

@@ -251,3 +251,14 @@ def detokenize_request(token_ids: Sequence[int]) -> pb.DetokenizeRequest:
     request = pb.DetokenizeRequest()
     set_field(request, "token_ids", token_ids, "token_ids")
     return request
+
+
+def why_request(request_id: str | None, identity: str, *, all_identities: bool) -> pb.WhyWaitingRequest:
+    """The WhyWaiting request: of an id, or of what is slow. Raises TypeError for a wrong type."""
+    request = pb.WhyWaitingRequest(all_identities=all_identities)
+    set_field(request, "identity", identity, "identity")
+    if request_id is None:
+        request.slow = True
+    else:
+        set_field(request, "request_id", request_id, "request_id")
+    return request

@@ -27,11 +27,13 @@ from paceline.types import (
     FinishReason,
     ModelInfo,
     RequestLimits,
+    RequestWait,
     Speculation,
     Started,
     Status,
     TokenLogprobs,
     Usage,
+    Waits,
 )
 
 _REASONS = {
@@ -181,6 +183,26 @@ def status(message: pb.GetStatusResponse) -> Status:
     values["degraded"] = _lower_name(pb.WaitReason, "WAIT_REASON_", degraded) if degraded else ""
     values["waits"] = waits(message.waits)
     return Status(**values)
+
+
+def why(messages: Iterable[pb.WhyWaitingResponse]) -> Waits:
+    """The joined result of WhyWaiting, sent to one or more schedulers."""
+    replies = list(messages)
+    return Waits(
+        tuple(_request_wait(one) for reply in replies for one in reply.requests),
+        sum(reply.left_out for reply in replies),
+    )
+
+
+def _request_wait(message: pb.RequestWait) -> RequestWait:
+    values = _fields_of(RequestWait, message)
+    values["phase"] = _lower_name(pb.RequestPhase, "REQUEST_PHASE_", message.phase)
+    for name in ("reason", "first_reason"):
+        values[name] = _lower_name(pb.WaitReason, "WAIT_REASON_", values[name]) if values[name] else ""
+    for name in ("queue_waits", "preempted_waits"):
+        values[name] = waits(values[name])
+    values["labels"] = dict(message.labels)
+    return RequestWait(**values)
 
 
 def executors(message: admin_pb2.ListExecutorsResponse) -> tuple[ExecutorStatus, ...]:

@@ -324,6 +324,37 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestWait:
+    """Where a request is, and why. Times are in microseconds; those by reason have the reason's name: pages,
+    seats, ...
+    """
+
+    request_id: str
+    phase: str  # arriving, queued, running, preempted, ended
+    phase_us: int  # since it is there; of an ended one since its end
+    reason: str = ""  # while it waits
+    queue_waits: Mapping[str, int] = field(default_factory=dict, hash=False)  # before its first step
+    preempted_waits: Mapping[str, int] = field(default_factory=dict, hash=False)  # after preemptions
+    position: int = 0  # in the queue of its identity, from 1 on; 0: it is not there
+    # Of the first in that queue: its reason, and of what it needs and finds where that can be counted.
+    first_reason: str = ""
+    needed: int = 0
+    available: int = 0
+    predicted_us: int = 0  # the wait that was predicted when it was queued
+    explanation: str = ""  # one paragraph for people, with what would end the wait
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # as the request had them
+    identity: str = ""  # for administrators
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The result of `why`."""
+
+    requests: tuple[RequestWait, ...]  # of each scheduler the oldest first
+    left_out: int  # further ones, for which a reply had no place
+
+
+@dataclass(frozen=True, slots=True)
 class Aborted:
     """The result of `abort`: the request ids that were aborted, and those that no scheduler knew."""
 

@@ -146,6 +146,18 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, ready_executors=1)
 
+    async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: Any) -> pb.WhyWaitingResponse:
+        """Knows the request "known", which is the only slow one."""
+        one = pb.RequestWait(
+            request_id="known",
+            phase=pb.REQUEST_PHASE_QUEUED,
+            reason=pb.WAIT_REASON_PAGES,
+            queue_waits=[pb.WaitTime(reason=pb.WAIT_REASON_PAGES, us=7)],
+            explanation="It waits because [pages] are few.",
+            labels={"job": "7"},
+        )
+        return pb.WhyWaitingResponse(requests=[one] if request.slow or request.request_id == "known" else [])
+
 
 class FakeAdmin(FakeAdapters, admin_pb2_grpc.AdminServiceServicer):
     """One executor."""

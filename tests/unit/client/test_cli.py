@@ -24,7 +24,7 @@ from tests.support.serve import run
 from tests.unit.client.conftest import Served
 
 OURS = ["serve", "model", "adapters"]
-OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "bench", "demo"]
+OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "bench", "demo"]
 COMMANDS = [*OURS, *OF_CLIENTS]
 
 
@@ -270,6 +270,18 @@ async def test_status_shows_what_the_model_can_do(served: Served) -> None:
         "capabilities": ["chat", "reasoning"],
         "tool_format": "hermes",
     }
+
+
+async def test_why_says_what_a_request_waits_for(served: Served) -> None:
+    for question in (["known"], ["--slow"]):
+        shown = (await invoked("why", *question, "-a", served.address)).stdout
+        assert shown == "known job=7\n  It waits because [pages] are few.\n"
+    told = json.loads((await invoked("why", "known", "--json", "-a", served.address)).stdout)
+    assert (told["phase"], told["reason"], told["queue_waits"]) == ("queued", "pages", {"pages": 7})
+    unknown = await invoked("why", "other", "-a", served.address)
+    assert unknown.exit_code == 1
+    assert "other is not known" in unknown.stderr
+    assert (await invoked("why", "-a", served.address)).exit_code == 2
 
 
 async def test_status_is_shown_while_the_model_loads(served: Served) -> None:

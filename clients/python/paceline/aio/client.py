@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self, Unpack
 
-from paceline import errors, requests, responses
-from paceline.aio.calls import replies_of
+from paceline import requests, responses
 from paceline.aio.connections import SchedulerConnections
 from paceline.aio.generation import Generation
 from paceline.channel import Security
@@ -34,7 +33,7 @@ from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import Parsed
-from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status
+from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status, Waits
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -307,12 +306,9 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        methods = [endpoint.scheduler.Abort for endpoint in list(self._schedulers.endpoints.values())]
-        outcomes = await replies_of(methods, request, timeout_s, self._schedulers.metadata)
-        replies = [outcome for outcome in outcomes if isinstance(outcome, pb.AbortResponse)]
-        for outcome in outcomes:
-            if isinstance(outcome, errors.PacelineError) and not replies:
-                raise outcome
+        replies = await self._schedulers.call_each(
+            lambda endpoint: endpoint.scheduler.Abort, request, timeout_s
+        )
         return responses.aborted(ids, replies)
 
     async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
@@ -327,6 +323,27 @@ class Client:
         request = pb.GetStatusRequest()
         return responses.status(
             await self._schedulers.call(lambda endpoint: endpoint.scheduler.GetStatus, request, timeout_s)
+        )
+
+    async def why(
+        self,
+        request_id: str | None = None,
+        *,
+        identity: str = "",
+        all_identities: bool = False,
+        timeout_s: float | None = None,
+    ) -> Waits:
+        """Where a request of this identity is, what it waits for, and what would end that, on all schedulers.
+
+        Without `request_id`: all that have waited for longer than twice their predicted wait, and than a
+        second. Ids that are not known are left out; ended ones are for an hour. Administrators may ask for
+        another `identity`, or for `all_identities`; all others get Unauthenticated for that.
+        """
+        request = requests.why_request(request_id, identity, all_identities=all_identities)
+        return responses.why(
+            await self._schedulers.call_each(
+                lambda endpoint: endpoint.scheduler.WhyWaiting, request, timeout_s
+            )
         )
 
     async def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:

@@ -199,6 +199,24 @@ class SchedulerConnections:
         ]
         return SERVING in await replies_of(checks, None, timeout_s)
 
+    async def call_each(
+        self,
+        method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+    ) -> list[_Reply]:
+        """Make a unary call on all schedulers at once; the replies of those that answer.
+
+        Raises the first `paceline.errors` if none does.
+        """
+        methods = [method(endpoint) for endpoint in list(self.endpoints.values())]
+        outcomes = await replies_of(methods, request, timeout_s, self.metadata)
+        replies = [outcome for outcome in outcomes if not isinstance(outcome, errors.PacelineError)]
+        for outcome in outcomes:
+            if isinstance(outcome, errors.PacelineError) and not replies:
+                raise outcome
+        return replies
+
     async def call_all(
         self,
         method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],

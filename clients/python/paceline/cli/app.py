@@ -31,6 +31,7 @@ from paceline.cli import (
     services,
     status,
     token,
+    why,
 )
 from paceline.cli.client_options import note_command_line
 from paceline.cli.common import fail, warn
@@ -82,6 +83,7 @@ app.command(rich_help_panel="Evaluate")(score.score)
 app.command(rich_help_panel="Evaluate")(embed.embed)
 app.command(rich_help_panel="Evaluate")(rerank.rerank)
 app.command(rich_help_panel="Look")(status.status)
+app.command(rich_help_panel="Look")(why.why)
 app.command(rich_help_panel="Look")(doctor.doctor)
 app.command(rich_help_panel="Look")(bench.bench)
 app.command(rich_help_panel="Look")(demo.demo)
