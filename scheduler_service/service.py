@@ -227,7 +227,7 @@ class SchedulerService:
         while True:
             self.streams.cancel_stalled(self.settings.stall_timeout_s)
             snapshot = self.core.snapshot()
-            self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES))
+            self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES), self.core.waiting_by_reason())
             wanted, uses = self.wanted, self.core.adapter_use()
             self.metrics.adapters.show(wanted.served, wanted.requests, uses, wanted.loads, wanted.unloads)
             self.rates.observe(snapshot.counters, time.monotonic())

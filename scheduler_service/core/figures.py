@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from heapq import nlargest
@@ -14,6 +15,7 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import AdapterUse, Share, Snapshot, Totals
 from scheduler_service.core.states import WITH_CACHE, SequenceState
 from scheduler_service.core.target_executor import TargetExecutor
+from scheduler_service.core.waiting.reasons import WaitReason
 
 
 def take_snapshot(
@@ -39,7 +41,25 @@ def take_snapshot(
         draft_executor=speculator.connected,
         draft_step_s=speculator.draft_step_s,
         counters=replace(counters, preemptions=pool.preemptions),
+        waits=pool.waits.totals.times(),
     )
+
+
+def count_reasons(pool: SequencePool) -> Counter[WaitReason]:
+    """The sequences that wait, by reason. Takes time by the number of identities, not of sequences."""
+    waits, counts = pool.waits, Counter[WaitReason]()
+    counts[WaitReason.PREFIX] += pool.held
+    for account in pool.queue.active:
+        queued = pool.queue.queue_of(account)
+        if queued:
+            alike = queued.like_the_first()
+            counts[waits.reason_of(queued[0])] += 1
+            counts[WaitReason.OWN_EARLIER] += alike - 1
+            counts[WaitReason.OWN_PRIORITY] += len(queued) - alike
+    if (head := waits.head) is not None and (queued := pool.queue.queue_of(head.live.account))[0] is not head:
+        counts[waits.reason] += 1  # those before it wait for slots
+        counts[waits.behind(head)] -= 1
+    return counts
 
 
 def largest_shares(queue: FairQueue, count: int) -> list[Share]:

@@ -52,6 +52,11 @@ class SequenceQueue:
         """How many sequences are before this one, which is here, and itself: the first has 1."""
         return bisect_left(self._items, sequence.key, key=_key) + 1
 
+    def like_the_first(self) -> int:
+        """How many sequences have the priority of the first, itself included."""
+        rank, priority = self._items[0].key[:2]
+        return bisect_left(self._items, (rank, priority + 1), key=_key)
+
     def __contains__(self, sequence: LiveSequence) -> bool:
         at = bisect_left(self._items, sequence.key, key=_key)
         return at < len(self._items) and self._items[at] is sequence

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field, replace
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.core.waiting.reasons import WaitReason
 
+Phases = tuple[tuple[WaitReason, float], ...]
+"""What a request waited for before it was queued, and from when on. The first begins at its `arrival`, each
+ends with the next one, the last when the request is queued."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
@@ -93,9 +97,7 @@ class Request:
     continued: tuple[Continued, ...] = ()  # at most one for each index
     prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
     evaluation: Evaluation | None = None
-    phases: tuple[tuple[WaitReason, float], ...] = ()
-    """What it waited for before it was queued, and from when on. The first begins at `arrival`, each ends
-    with the next one, the last when the request is queued."""
+    phases: Phases = ()
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # the client's, for WaitReport
 
     @property

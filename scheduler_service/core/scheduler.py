@@ -17,7 +17,7 @@ completion, or with one `Failed`; no event of it follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from scheduler_service.core.admission import Admission
@@ -27,7 +27,7 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import AdmissionError, NotReady
 from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.expiry import Expiry
-from scheduler_service.core.figures import count_adapters, largest_shares, take_snapshot
+from scheduler_service.core.figures import count_adapters, count_reasons, largest_shares, take_snapshot
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.registry import Registry, max_tokens
@@ -39,6 +39,7 @@ from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.wait_report import WaitReport, is_slow, report
+from scheduler_service.core.waiting.reasons import WaitReason
 
 
 class StepScheduler:
@@ -101,6 +102,10 @@ class StepScheduler:
     def snapshot(self) -> Snapshot:
         """Live figures and counters."""
         return take_snapshot(self._pool, self._target, self._forecast, self._speculator, self._counters)
+
+    def waiting_by_reason(self) -> Mapping[WaitReason, int]:
+        """The sequences that wait, by reason; reasons that none has are left out, or 0."""
+        return count_reasons(self._pool)
 
     def shares(self, most: int) -> list[Share]:
         """The shares of the identities that were served most, at most so many."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduler_service.core.waiting.reasons import WaitTimes
+
 
 @dataclass(slots=True)
 class Totals:
@@ -71,3 +73,4 @@ class Snapshot:
     draft_executor: bool = False  # one is connected
     draft_step_s: float = 0.0  # moving average of a draft executor's step; 0 before the first
     counters: Totals = field(default_factory=Totals)
+    waits: WaitTimes = ()  # of all requests since the start, as far as they are attributed

@@ -133,8 +133,12 @@ class WaitLedger:
                 is_passed = sequence.live.request.adapter in self._passed
                 return WaitReason.ADAPTER_SLOT if is_passed else WaitReason.OTHER_TURN
             case Standing.BEHIND:
-                has_higher = sequence.live.account.waits.is_above(sequence.live.request.priority)
-                return WaitReason.OWN_PRIORITY if has_higher else WaitReason.OWN_EARLIER
+                return self.behind(sequence)
+
+    def behind(self, sequence: LiveSequence) -> WaitReason:
+        """Why a sequence waits that is not the first of its account, unless it is the head."""
+        has_higher = sequence.live.account.waits.is_above(sequence.live.request.priority)
+        return WaitReason.OWN_PRIORITY if has_higher else WaitReason.OWN_EARLIER
 
     def settle(self, sequence: LiveSequence) -> None:
         """Bring a waiting sequence's sums up to now."""

@@ -24,6 +24,7 @@ SLOW_FACTOR = 2.0
 class Phase(enum.Enum):
     """Where a request is."""
 
+    ARRIVING = "arriving"  # in the front end: the core knows nothing of it yet
     QUEUED = "queued"
     RUNNING = "running"  # each of its unfinished sequences has a cache
     PREEMPTED = "preempted"  # a sequence of it waits again

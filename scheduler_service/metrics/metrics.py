@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,6 +16,7 @@ from service_kit.scrapes import ScrapePort
 
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
+from scheduler_service.core.waiting.reasons import WaitReason
 from scheduler_service.errors import ServiceError
 from scheduler_service.metrics.adapters import AdapterMetrics
 
@@ -69,6 +71,7 @@ class Telemetry(Collector):
         self.adapters = AdapterMetrics()
         self.registry.register(self.adapters)
         self._snapshot: Snapshot | None = None
+        self._waiting: Mapping[WaitReason, int] = {}
         self._shares: dict[str, Share] = {}  # by label; as of the last `show`
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
         self.inter_token_s = Distribution(
@@ -124,9 +127,17 @@ class Telemetry(Collector):
         self.compute_s.observe(compute_s)
         self.batch_rows.observe(rows)
 
-    def show(self, snapshot: Snapshot, shares: Sequence[Share]) -> None:
-        """Set the core's figures for the next scrapes; `shares`: of the identities served most."""
-        self._snapshot = snapshot
+    def show(
+        self,
+        snapshot: Snapshot,
+        shares: Sequence[Share],
+        waiting: Mapping[WaitReason, int] = MappingProxyType({}),
+    ) -> None:
+        """Set the core's figures for the next scrapes.
+
+        shares: of the identities served most. waiting: sequences by reason.
+        """
+        self._snapshot, self._waiting = snapshot, waiting
         shown = dict(self._shares)
         for share in shares:
             if share.identity in shown or len(shown) < MAX_IDENTITIES:
@@ -142,7 +153,23 @@ class Telemetry(Collector):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot, name))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot.counters, name))
+        yield from self._by_reason(snapshot, self._waiting)
         yield from self._by_identity(snapshot, self._shares)
+
+    def _by_reason(self, snapshot: Snapshot, waiting: Mapping[WaitReason, int]) -> Iterator[Metric]:
+        """Waits by reason. Every reason has its series from the start, so that rates of it are defined."""
+        count = GaugeMetricFamily(
+            f"{_PREFIX}_waiting_by_reason", "Sequences that wait, by reason", labels=["reason"]
+        )
+        waited = CounterMetricFamily(
+            f"{_PREFIX}_waited_seconds", "Seconds waited, by reason, when it ended", labels=["reason"]
+        )
+        seconds = dict(snapshot.waits)
+        for reason in WaitReason:
+            if reason:
+                count.add_metric([reason.name.lower()], waiting.get(reason, 0))
+                waited.add_metric([reason.name.lower()], seconds.get(reason, 0.0))
+        yield from (count, waited)
 
     def _by_identity(self, snapshot: Snapshot, shares: Mapping[str, Share]) -> Iterator[Metric]:
         """Metrics by identity. The number of labels is bounded, since clients could choose many names."""

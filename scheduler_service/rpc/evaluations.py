@@ -6,6 +6,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -17,10 +18,12 @@ from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.errors import ServiceError, invalid
 from scheduler_service.link.pool import Served
 from scheduler_service.model import ServedModel
+from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls
 from scheduler_service.rpc.codec.adapters import AdapterNames, check_still_served
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.evaluation import EvaluationTask
 from scheduler_service.rpc.codec.requests import check_priority
+from scheduler_service.rpc.codec.waits import wait_times
 from scheduler_service.rpc.deadlines import deadline_of
 from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.service import SchedulerService
@@ -40,27 +43,37 @@ class Evaluations:
         service: SchedulerService,
         credentials: Credentials,
         refused: Callable[[Identity, ServiceError], Awaitable[None]],
+        arriving: ArrivingCalls,
     ) -> None:
         self._service, self._credentials, self._refused = service, credentials, refused
+        self._arriving = arriving
 
     async def answer(
         self, make_task: Callable[[ServedModel, AdapterNames], EvaluationTask], context: _Context
     ) -> bytes:
         """The encoded reply to a call. Its request ends when this coroutine does, for whatever reason."""
-        arrival, caller = time.monotonic(), self._credentials.identify(context)
-        deadline = deadline_of(context)
+        call, caller = ArrivingCall(), self._credentials.identify(context)
+        arrival, deadline = call.arrival, deadline_of(context)
         streams = self._service.streams
         try:
             served = self._service.served_for_request(caller)
             task = make_task(served.model, self._service.wanted)
             check_priority(task.call.priority, caller)
             streams.check(caller, task.call, task.min_tokens, deadline)  # before tokenizing
-            evaluation = self._fitting(task, await _token_ids(task, served, caller))
+            with self._arriving.entered(call, caller.name, task.call.id, task.call.labels):
+                ids = await _token_ids(task, served, caller)
+            evaluation = self._fitting(task, ids)
             check_still_served(task.call.adapter, served.model, self._service.wanted)
             stream: EvaluationStream | None = None
             if evaluation is not None:
                 stream = streams.admit_evaluation(
-                    task.call, evaluation, task.alternatives, caller, arrival=arrival, deadline=deadline
+                    task.call,
+                    evaluation,
+                    task.alternatives,
+                    caller,
+                    arrival=arrival,
+                    deadline=deadline,
+                    phases=call.phases,
                 )
                 self._service.wanted.count(task.call.adapter)
         except ServiceError as error:
@@ -100,10 +113,12 @@ async def _token_ids(task: EvaluationTask, served: Served, caller: Identity) -> 
 
 async def _encoded(task: EvaluationTask, results: Sequence[EvaluatedInput], arrival: float) -> bytes:
     usages = [result.usage for result in results if result.usage is not None]
+    first = min(usages, key=attrgetter("queue_s"), default=None)
     usage = pb.InputUsage(
         cached_tokens=sum(one.cached_tokens for one in usages),
-        queue_ms=_ms(min((one.queue_s for one in usages), default=0.0)),
+        queue_ms=_ms(0.0 if first is None else first.queue_s),
         total_ms=_ms(time.monotonic() - arrival),
+        queue_waits=() if first is None else wait_times(first.queue_waits),
     )
     parts = []
     for number, part in enumerate(task.response(results, usage)):

@@ -22,6 +22,7 @@ from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_ser
 from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
+from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls, call_came
 from scheduler_service.rpc.codec.adapters import check_still_served, find_adapter
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.embed import EmbedTask
@@ -50,8 +51,9 @@ from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.directory_calls import DirectoryCalls
 from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.rpc.text_errors import text_errors
+from scheduler_service.rpc.waiting_calls import WaitingCalls
 from scheduler_service.service import SchedulerService
-from scheduler_service.streams.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from scheduler_service.streams.request import ChatPrompt, CheckedRequest, Prompt, TextPrompt, TokenPrompt
 from scheduler_service.streams.stream import RequestStream
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -65,8 +67,10 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._metrics = service.metrics
         self._drafting = service.settings.drafting
         self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
-        self._evaluations = Evaluations(service, credentials, self.refused)
         self._directory_calls = DirectoryCalls(service.directory, credentials)
+        self._arriving = ArrivingCalls()
+        self._waiting = WaitingCalls(service.core, self._arriving)
+        self._evaluations = Evaluations(service, credentials, self.refused, self._arriving)
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -211,13 +215,13 @@ class SchedulerServicer(SchedulerServiceServicer):
         return b"".join([part async for part in _in_turns(parts)])
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: _Context) -> pb.WhyWaitingResponse:
-        """Refused, as the next one: they are not built yet."""
-        raise not_served("WhyWaiting")
+        """What the caller's requests wait for; administrators may ask for any identity's."""
+        return self._waiting.answer(request, self._credentials.identify(context))
 
     async def WatchSteps(  # type: ignore[override]
         self, request: pb.WatchStepsRequest, context: _Context
     ) -> None:
-        """Refused."""
+        """Refused: it is not built yet."""
         raise not_served("WatchSteps")
 
     async def WatchSchedulers(  # type: ignore[override]
@@ -249,6 +253,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         Raises ServiceError, before the message is read, if no further request of the caller would be queued.
         Only a call that may be a resend is read first, unless the caller has sent many at once.
         """
+        call_came()
         await self.take_turn(self._credentials.identify(context), context)
 
     async def take_turn(self, caller: Identity, context: _Context) -> None:
@@ -281,37 +286,51 @@ class SchedulerServicer(SchedulerServiceServicer):
 
         `context` has the deadline. Raises ServiceError, and then nothing has changed.
         """
-        arrival, deadline = time.monotonic(), deadline_of(context)
+        call, deadline = ArrivingCall(), deadline_of(context)
         try:
             served = self._service.served_for_request(caller)
             checked = check_request(request, served.model, self._drafting, self._service.wanted)
-            check_priority(checked.priority, caller)
-            min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
-            self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
-            if isinstance(checked.prompt, ChatPrompt) and (rules := checked.prompt.calls) is not None:
-                of_calls = await _grammar_of_calls(rules, checked.prompt.tools, served, caller)
-                checked = checked.with_grammar(of_calls)
-            warnings = self._service.drafting_warnings(checked.speculation, caller)
-            if (grammar := checked.sampling.grammar) is not None:
-                field = checked.grammar_field
-                warnings += await self._service.grammars.check(grammar, caller, deadline, field)
-            checked = replace(checked, warnings=warnings[:MAX_WARNINGS])
-            ids = await _token_ids(checked.prompt, served, caller)
-            check_returned_prompt(checked, len(ids))
-            check_still_served(checked.adapter, served.model, self._service.wanted)
-            stream = self._service.streams.admit(
-                checked,
-                ids,
-                caller,
-                arrival=arrival,
-                deadline=deadline,
-                served=served,
-            )
+            with self._arriving.entered(call, caller.name, checked.id, checked.labels):
+                stream = await self._queued(checked, call, caller, deadline, served)
             self._service.wanted.count(checked.adapter)
             return stream
         except ServiceError as error:
             await self.refused(caller, error)
             raise
+
+    async def _queued(
+        self,
+        checked: CheckedRequest,
+        call: ArrivingCall,
+        caller: Identity,
+        deadline: float | None,
+        served: Served,
+    ) -> RequestStream:
+        check_priority(checked.priority, caller)
+        min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
+        self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
+        if isinstance(checked.prompt, ChatPrompt) and (rules := checked.prompt.calls) is not None:
+            of_calls = await _grammar_of_calls(rules, checked.prompt.tools, served, caller)
+            checked = checked.with_grammar(of_calls)
+        warnings = self._service.drafting_warnings(checked.speculation, caller)
+        if (grammar := checked.sampling.grammar) is not None:
+            with call.compiling():
+                warnings += await self._service.grammars.check(
+                    grammar, caller, deadline, checked.grammar_field
+                )
+        checked = replace(checked, warnings=warnings[:MAX_WARNINGS])
+        ids = await _token_ids(checked.prompt, served, caller)
+        check_returned_prompt(checked, len(ids))
+        check_still_served(checked.adapter, served.model, self._service.wanted)
+        return self._service.streams.admit(
+            checked,
+            ids,
+            caller,
+            arrival=call.arrival,
+            deadline=deadline,
+            served=served,
+            phases=call.phases,
+        )
 
     def _check_model(self, name: str, served: Served) -> None:
         """Raises ServiceError unless it is empty, or names the model or an adapter."""

@@ -10,7 +10,7 @@ from service_kit.identity import Identity
 
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.core.events import CompletionEnded, CompletionUsage, PromptScores, PromptVector
-from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.request import Phases, Request, SamplingSettings
 from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ServiceError
 from scheduler_service.model import ServedAdapter
@@ -28,7 +28,7 @@ class EvaluationCall:
     adapter: ServedAdapter | None = None  # None: the model as it is
     method: str = ""  # that was called: Score, Embed, Rerank
     model: str = ""  # name of the model, or of the adapter
-    labels: Mapping[str, str] = field(default_factory=dict)  # for the log
+    labels: Mapping[str, str] = field(default_factory=dict)  # for the log, and for who asks why it waits
 
     def to_core(
         self,
@@ -38,6 +38,7 @@ class EvaluationCall:
         *,
         arrival: float,
         deadline: float | None,
+        phases: Phases = (),
     ) -> Request:
         """The core's request. alternatives: to each scored token; times in seconds on the core's clock."""
         return Request(
@@ -54,6 +55,8 @@ class EvaluationCall:
             weight=caller.weight,
             prompt_logprobs=alternatives,
             evaluation=evaluation,
+            phases=phases,
+            labels=self.labels,
         )
 
 

@@ -13,7 +13,7 @@ from service_kit.identity import Identity
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.core.events import CompletionEnded, Event, Failed, PromptScores, PromptVector, Tokens
-from scheduler_service.core.request import Request
+from scheduler_service.core.request import Phases, Request
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of_failure
 from scheduler_service.link.pool import Served
@@ -94,6 +94,7 @@ class StreamRegistry:
         arrival: float,
         deadline: float | None,
         served: Served,
+        phases: Phases = (),
     ) -> RequestStream:
         """Queue a request; returns its stream. Raises ServiceError, and then nothing has changed."""
         replaced = self._replaced(caller, checked)
@@ -101,7 +102,7 @@ class StreamRegistry:
         reading = None if vocabulary is None else chat_reading(checked, prompt, served.model, vocabulary)
         if reading is not None:
             checked = behind_reasoning(checked, reading, served.model)
-        request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline)
+        request = checked.to_core(prompt, caller, arrival=arrival, deadline=deadline, phases=phases)
         stream = RequestStream(
             checked, request.id, caller.name, arrival, vocabulary, self._wake_queue, reading
         )
@@ -126,10 +127,13 @@ class StreamRegistry:
         *,
         arrival: float,
         deadline: float | None,
+        phases: Phases = (),
     ) -> EvaluationStream:
         """Queue an evaluation. Raises ServiceError, and then nothing has changed."""
         replaced = self._replaced(caller, call)
-        request = call.to_core(evaluation, alternatives, caller, arrival=arrival, deadline=deadline)
+        request = call.to_core(
+            evaluation, alternatives, caller, arrival=arrival, deadline=deadline, phases=phases
+        )
         stream = EvaluationStream(call, request.id, caller.name, arrival, len(evaluation.inputs))
         stream.prompt_tokens = evaluation.tokens
         self._enter(stream, request, replaced)

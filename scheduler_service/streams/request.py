@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from service_kit.identity import Identity
 
 from scheduler_service.chat.tools import CallRules, SentTool
-from scheduler_service.core.request import DraftingWish, OutputGrammar, Request, SamplingSettings
+from scheduler_service.core.request import DraftingWish, OutputGrammar, Phases, Request, SamplingSettings
 from scheduler_service.model import ServedAdapter
 from scheduler_service.streams.continuation import Continuation
 
@@ -75,7 +75,7 @@ class CheckedRequest:
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
     warnings: tuple[str, ...] = ()  # parts of the request that have no effect
     prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
-    labels: Mapping[str, str] = field(default_factory=dict)  # for the log
+    labels: Mapping[str, str] = field(default_factory=dict)  # for the log, and for who asks why it waits
 
     @property
     def grammar_field(self) -> str:
@@ -93,7 +93,13 @@ class CheckedRequest:
         return replace(self, sampling=replace(self.sampling, grammar=grammar))
 
     def to_core(
-        self, prompt: Sequence[int], caller: Identity, *, arrival: float, deadline: float | None
+        self,
+        prompt: Sequence[int],
+        caller: Identity,
+        *,
+        arrival: float,
+        deadline: float | None,
+        phases: Phases = (),
     ) -> Request:
         """The core's request. `prompt`: its token ids, not copied; times in seconds on the core's clock."""
         return Request(
@@ -115,6 +121,8 @@ class CheckedRequest:
             identity=caller.name,
             weight=caller.weight,
             prompt_logprobs=self.prompt_logprobs,
+            phases=phases,
+            labels=self.labels,
         )
 
 

@@ -10,6 +10,7 @@ from scheduler_service.chat.events import CallPiece
 from scheduler_service.core.events import EndReason
 from scheduler_service.core.step import TopLogprobs
 from scheduler_service.rpc.codec.scores import prompt_logprobs
+from scheduler_service.rpc.codec.waits import wait_times
 from scheduler_service.streams.continuation import prompt_digest
 from scheduler_service.streams.output import Output, OutputDelta, OutputEnd, OutputStart, PromptOutput
 
@@ -102,6 +103,8 @@ def _finished(end: OutputEnd) -> pb.Finished:
             reasoning_tokens=end.reasoning_tokens,
             grammar_drafted_tokens=usage.grammar_drafted_tokens,
             grammar_accepted_tokens=usage.grammar_accepted_tokens,
+            queue_waits=wait_times(usage.queue_waits),
+            preempted_waits=wait_times(usage.preempted_waits),
         ),
     )
     if stop_string is not None:

@@ -26,6 +26,7 @@ from scheduler_service.rpc.codec.adapters import named_adapters
 from scheduler_service.rpc.codec.embed import POOLINGS
 from scheduler_service.rpc.codec.requests import DRAFTERS
 from scheduler_service.rpc.codec.tools import MAX_TOOLS
+from scheduler_service.rpc.codec.waits import wait_times
 from scheduler_service.text.vocabulary import Vocabulary
 
 TOKEN_IDS_AT_ONCE = 1 << 14
@@ -137,6 +138,7 @@ def _capabilities(
         pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
         pb.CAPABILITY_CONTINUATION: True,
         pb.CAPABILITY_LABELS: True,
+        pb.CAPABILITY_WAIT_REASONS: True,
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_STRICT_TOOLS: model.restricts_calls,
@@ -240,4 +242,5 @@ def service_status(
         uncomputed_tokens=snapshot.uncomputed_tokens,
         prompt_tokens_per_s=rates.prompt_tokens_per_s,
         completion_tokens_per_s=rates.completion_tokens_per_s,
+        waits=wait_times(snapshot.waits),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -64,6 +65,22 @@ async def test_another_model_is_not_found_and_ours_is(stack: Stack) -> None:
     assert (await client.completions("x", model=name, max_tokens=1))[0].token_ids
     with pytest.raises(errors.NotFound, match="nobody"):
         await client.completions("x", model="nobody", max_tokens=1)
+
+
+async def test_the_waits_of_a_request_add_up_to_its_time_in_the_queue_and_are_known_afterwards(
+    stack: Stack,
+) -> None:
+    client = stack.client()
+    completions = await asyncio.gather(
+        *(client.completions("x", request_id=f"w{i}", max_tokens=9, ignore_eos=True) for i in range(40))
+    )
+    for i, [completion] in enumerate(completions):
+        assert completion.finished is not None
+        usage = completion.finished.usage
+        assert sum(usage.queue_waits.values()) == pytest.approx(1000 * usage.queue_ms, abs=600)
+        [known] = (await client.why(f"w{i}")).requests
+        assert (known.phase, known.queue_waits) == ("ended", usage.queue_waits)
+    assert {"callers_turn", "tokenizing"} <= set((await client.status()).waits)
 
 
 async def test_the_tokenizer_comes_in_pieces_below_the_default_limit(channel: grpc.aio.Channel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
@@ -74,15 +74,17 @@ class Watched(Harness):
         passed, self._now = now - self._now, now
         if passed <= 0:
             return
-        waits = self.core._pool.waits
+        waits, counts = self.core._pool.waits, Counter[WaitReason]()
         for live in self.core._registry:
             for sequence in live.sequences:
                 reason = waits.reason_of(sequence)
                 assert (reason is not WaitReason.NONE) == (sequence.state in WAITING), sequence.state
                 if reason:
+                    counts[reason] += 1
                     again = sequence.started_at is not None
                     sums = self.waited.setdefault(sequence, {}).setdefault(again, defaultdict(float))
                     sums[reason] += passed
+        assert +Counter(self.core.waiting_by_reason()) == counts
 
     def plan(self) -> PlannedStep | None:
         """Compare with the plan of a copy that has more of another resource than the one that is lacking."""

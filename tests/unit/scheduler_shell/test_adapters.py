@@ -31,6 +31,7 @@ from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.metrics.adapters import MAX_ADAPTERS, OTHER, AdapterMetrics
 from scheduler_service.model import ServedAdapter
+from scheduler_service.rpc.arriving import ArrivingCalls
 from scheduler_service.rpc.codec.adapters import check_load, check_still_served, find_adapter
 from scheduler_service.rpc.codec.embed import EmbedTask
 from scheduler_service.rpc.codec.requests import check_request
@@ -381,7 +382,9 @@ async def test_an_evaluation_whose_adapter_is_unloaded_while_it_is_tokenized_is_
     context: Any = SimpleNamespace(time_remaining=lambda: None)
     message = pb.ScoreRequest(inputs=[pb.ScoreInput(text="x")], model="sql")
     with raises(ErrorReason.MODEL_NOT_FOUND):
-        await Evaluations(service, caller, refused).answer(partial(ScoreTask, message), context)
+        await Evaluations(service, caller, refused, ArrivingCalls()).answer(
+            partial(ScoreTask, message), context
+        )
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:

@@ -1,0 +1,143 @@
+"""Says in one paragraph where a request is, what it waits for, and what would end that.
+
+It follows the chain: a request behind others of its identity waits for what the first of these waits for; a
+first whose turn it is not waits for what is next in turn, of which nothing but the reason is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler_service.core.wait_report import Phase, WaitReport
+from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
+
+R = WaitReason
+
+_FOR: Mapping[WaitReason, str] = {
+    R.CALLERS_TURN: "earlier calls of its identity are read first",
+    R.TOKENIZING: "its prompt becomes tokens",
+    R.GRAMMAR_COMPILING: "the executor compiles its grammar",
+    R.OWN_EARLIER: "earlier requests of the same identity are before it",
+    R.OWN_PRIORITY: "requests of the same identity with a higher priority are before it",
+    R.OTHER_TURN: "it is another identity's turn",
+    R.OTHER_STEP_SHARE: "this step's share for new prompts went to another identity",
+    R.OTHER_PROMPT: "a prompt that has begun takes the rest of each step",
+    R.PREFIX: "the first completion, or another request with the same beginning, computes what both share",
+    R.DEADLINES: "running requests would miss their deadlines if a prompt were computed beside them",
+    R.ALONE: "a request whose executors were lost runs alone",
+    R.SEATS: "all sequences that can run at once do",
+    R.PAGES: "there are too few KV pages",
+    R.PAGES_IN_FLIGHT: "KV pages come back with steps that are being computed",
+    R.RUNNING_PAGES: "running sequences lack KV pages, and go first",
+    R.STEP_BUDGET: "the step's tokens or time are used up",
+    R.ANSWER_BYTES: "the step's answer would be too large",
+    R.ADAPTER_SLOT: "running sequences use all slots for adapters",
+    R.EXECUTOR_SHORT: "the executor refused it, since it had no room of its own left",
+    R.GRAMMAR_BEHIND: "the executor has not read its output with its grammar yet",
+    R.DRAFT_EXECUTOR: "the step waits for the draft executor",
+    R.NO_EXECUTOR: "no executor is ready",
+}
+"""Why it waits, after "because"."""
+
+_HELP: Mapping[WaitReason, str] = {
+    R.CALLERS_TURN: "Fewer calls at once help.",
+    R.TOKENIZING: "It ends by itself; prompts sent as token ids skip it.",
+    R.GRAMMAR_COMPILING: "It ends when the grammar is compiled or refused; a smaller grammar helps.",
+    R.OTHER_STEP_SHARE: "It ends with one of the next steps.",
+    R.OTHER_PROMPT: "It ends when that prompt is computed.",
+    R.PREFIX: "It ends when that is computed.",
+    R.DEADLINES: "It ends when they end; later deadlines, or a further stack, help.",
+    R.ALONE: "It ends when that request has a token, or fails.",
+    R.SEATS: "It ends when a running sequence ends; a higher --max-running helps if there are pages for it.",
+    R.PAGES: "It ends when running sequences end; shorter prompts, or an executor with more pages, help.",
+    R.PAGES_IN_FLIGHT: "It ends with the next answer of the executor.",
+    R.RUNNING_PAGES: "It ends when these got pages or were preempted; an executor with more pages helps.",
+    R.STEP_BUDGET: "It ends with one of the next steps.",
+    R.ANSWER_BYTES: "It ends with one of the next steps; fewer scores, or smaller ones, help.",
+    R.ADAPTER_SLOT: "It ends when the last sequence with one of these adapters ends; more slots help.",
+    R.EXECUTOR_SHORT: "It is asked again in 20 ms; other clients of the executor may hold its room.",
+    R.GRAMMAR_BEHIND: "It ends when the grammar's process has read the output.",
+    R.DRAFT_EXECUTOR: "It ends with that one's answer; a faster draft model, or none, helps.",
+    R.NO_EXECUTOR: "It ends when an executor connects; `paceline status` says what each lacks.",
+}
+"""What ends it, and what would help. None for those that wait for other requests: the chain goes on there."""
+
+_UNITS: Mapping[WaitReason, tuple[str, str]] = {
+    R.PAGES: ("page", "pages"),
+    R.PAGES_IN_FLIGHT: ("page", "pages"),
+    R.SEATS: ("place", "places"),
+    R.ADAPTER_SLOT: ("slot", "slots"),
+    R.ANSWER_BYTES: ("byte", "bytes"),
+}
+
+_OWN = (R.OWN_EARLIER, R.OWN_PRIORITY)
+
+
+def explanation(report: WaitReport, now: float) -> str:
+    """The paragraph. `now`: on the report's clock, in seconds."""
+    sentences = [_where(report, now)]
+    if report.reason:
+        sentences += _chain(report)
+    for times, what in ((report.queue_waits, "Before its first step"), (report.preempted_waits, "Later")):
+        if times:
+            sentences.append(f"{what} it waited {_sums(times)}.")
+    return " ".join(sentences)
+
+
+def _where(report: WaitReport, now: float) -> str:
+    since = _duration(now - report.since)
+    match report.phase:
+        case Phase.ARRIVING:
+            return f"Came {since} ago, and is not queued yet."
+        case Phase.QUEUED:
+            predicted = f" (predicted: {_duration(report.predicted_wait_s)})"
+            return f"Queued for {since}{predicted}{_place(report)}."
+        case Phase.PREEMPTED:
+            return f"Waits again for {since}, since its pages went to others or its executor was lost" + (
+                f"{_place(report)}."
+            )
+        case Phase.RUNNING:
+            return f"Runs, for {since}."
+        case Phase.ENDED:
+            return f"Ended {since} ago."
+
+
+def _place(report: WaitReport) -> str:
+    return f", number {report.position} in the queue of its identity" if report.position else ""
+
+
+def _chain(report: WaitReport) -> list[str]:
+    """From the request to what has to end, and what would help."""
+    reason = report.reason
+    sentences = [_because("It waits", reason, report)]
+    if reason in _OWN and report.first_reason and report.first_reason not in _OWN:
+        reason = report.first_reason
+        sentences.append(_because("The first of these waits", reason, report))
+    if reason is R.OTHER_TURN and report.next_reason and report.next_reason is not R.OTHER_TURN:
+        reason = report.next_reason
+        sentences.append(f"What is next in turn waits because {_FOR[reason]}.")
+    if reason in _HELP:
+        sentences.append(_HELP[reason])
+    return sentences
+
+
+def _because(begin: str, reason: WaitReason, report: WaitReport) -> str:
+    counted = ""
+    if reason is report.first_reason and report.needed and reason in _UNITS:
+        unit = _UNITS[reason][report.needed != 1]
+        counted = f": it needs {report.needed} {unit}, {report.available} are free"
+    elif reason is report.first_reason and report.needed and reason is R.RUNNING_PAGES:
+        counted = f": {report.needed} of them"
+    return f"{begin} because {_FOR[reason]}{counted}."
+
+
+def _sums(times: WaitTimes) -> str:
+    ordered = sorted(times, key=lambda one: -one[1])
+    return ", ".join(f"{_duration(seconds)} for {reason.name.lower()}" for reason, seconds in ordered)
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,194 @@
+"""WhyWaiting: a caller hears of its own requests, from their arrival on, and of nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from service_kit.credentials import Credentials
+from service_kit.identity import Identity
+
+from scheduler_service.core.wait_report import Phase, WaitReport
+from scheduler_service.core.waiting.reasons import WaitReason
+from scheduler_service.errors import ErrorReason
+from scheduler_service.rpc import arriving
+from scheduler_service.rpc.arriving import ArrivingCalls
+from scheduler_service.rpc.codec import explanation
+from scheduler_service.rpc.servicer import SchedulerServicer
+from scheduler_service.rpc.waiting_calls import WaitingCalls
+from scheduler_service.streams.request import scoped_id
+from tests.unit.scheduler.harness import make_request
+from tests.unit.scheduler_shell.bad_ends import raises
+from tests.unit.scheduler_shell.test_early_refusals import CONTEXT, Tokenizer, scheduler
+
+MINE, THEIRS = Identity("mine", "token"), Identity("theirs", "token")
+ADMIN = Identity("boss", "token", admin=True)
+CALLS = ("CALLERS_TURN", "TOKENIZING", "GRAMMAR_COMPILING")
+
+
+def asked(waiting: WaitingCalls, caller: Identity, **request: Any) -> list[pb.RequestWait]:
+    return list(waiting.answer(pb.WhyWaitingRequest(**request), caller).requests)
+
+
+def queue() -> WaitingCalls:
+    """`a`, `b` and then `secret` wait: the first two are of one identity, and `secret` is of another."""
+    core = scheduler(Tokenizer(BaseException)).core  # type: ignore[arg-type]
+    core.executor_lost(0.0)
+    now = time.monotonic() - 50.0
+    for name, who in (("a", MINE), ("b", MINE), ("secret", THEIRS)):
+        labels = {"job": name}
+        request = make_request(scoped_id(who.name, name), identity=who.name, arrival=now, labels=labels)
+        core.add(request, now)
+    core.expire(now)
+    return WaitingCalls(core, ArrivingCalls())
+
+
+def test_the_core_and_the_contract_have_the_same_reasons() -> None:
+    theirs = {name.removeprefix("WAIT_REASON_"): number for name, number in pb.WaitReason.items()}
+    assert {one.name: one.value for one in WaitReason if one} == {k: v for k, v in theirs.items() if v}
+
+
+def test_a_caller_hears_where_its_request_is_and_what_would_end_its_wait() -> None:
+    waiting = queue()
+    [first] = asked(waiting, MINE, request_id="a")
+    [behind] = asked(waiting, MINE, request_id="b")
+    assert (first.phase, first.reason) == (pb.REQUEST_PHASE_QUEUED, pb.WAIT_REASON_NO_EXECUTOR)
+    assert (behind.reason, behind.position) == (pb.WAIT_REASON_OWN_EARLIER, 2)
+    assert behind.first_reason == pb.WAIT_REASON_NO_EXECUTOR
+    assert "no executor is ready" in behind.explanation
+    assert "number 2 in the queue" in behind.explanation
+    assert (first.identity, dict(first.labels)) == ("", {"job": "a"})
+    [so_far] = first.queue_waits
+    assert so_far.us == pytest.approx(50e6, rel=0.1)
+    assert first.phase_us == pytest.approx(so_far.us, rel=0.01)
+
+
+def test_others_requests_are_unknown_and_asking_for_them_needs_an_administrator() -> None:
+    waiting = queue()
+    assert asked(waiting, MINE, request_id="secret") == []
+    for of_others in ({"identity": "theirs"}, {"all_identities": True}):
+        with raises(ErrorReason.PERMISSION):
+            asked(waiting, MINE, request_id="secret", **of_others)
+        [found] = asked(waiting, ADMIN, request_id="secret", **of_others)
+        assert (found.request_id, found.identity) == ("secret", "theirs")
+    assert [one.request_id for one in asked(waiting, MINE, slow=True)] == ["a", "b"]
+    everybodys = asked(waiting, ADMIN, slow=True, all_identities=True)
+    assert [one.request_id for one in everybodys] == ["a", "b", "secret"]
+
+
+def test_an_answer_has_nothing_of_other_identities() -> None:
+    waiting = queue()
+    for one in asked(waiting, THEIRS, slow=True):
+        told = str(one)
+        assert "mine" not in told
+        assert '"a"' not in told
+        assert "boss" not in told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({}, {"slow": False}, {"request_id": ""}, {"request_id": "two words"}, {"request_id": "x" * 129}),
+        {"slow": True, "identity": "mine", "all_identities": True},
+    ],
+)
+def test_a_request_that_asks_for_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with raises(ErrorReason.INVALID_REQUEST):
+        asked(queue(), ADMIN, **wrong)
+
+
+def test_a_reply_has_at_most_256_requests_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_service.rpc.waiting_calls.MAX_REPORTS", 1)
+    response = queue().answer(pb.WhyWaitingRequest(slow=True), MINE)
+    assert ([one.request_id for one in response.requests], response.left_out) == (["a"], 1)
+
+
+@pytest.mark.parametrize("reason", [one for one in WaitReason if one and one not in explanation._OWN])
+def test_every_reason_is_explained_and_followed_to_what_would_help(reason: WaitReason) -> None:
+    behind = WaitReason.OWN_EARLIER if reason.name not in CALLS else reason
+    report = WaitReport(
+        *("x a", "x", Phase.QUEUED, 0.0, 1.0),
+        reason=behind,
+        position=3,
+        first_reason=reason,
+        next_reason=WaitReason.SEATS,
+    )
+    told = explanation.explanation(report, 2.0)
+    assert told.startswith("Queued for 2.0 s (predicted: 1.0 s), number 3 in the queue of its identity.")
+    assert explanation._FOR[reason] in told
+    if reason is WaitReason.OTHER_TURN:
+        assert explanation._FOR[WaitReason.SEATS] in told
+    else:
+        assert told.endswith(explanation._HELP[reason])
+
+
+class Held:
+    """What a call waits for before it is queued: until `go`."""
+
+    def __init__(self, answer: object) -> None:
+        self.begun, self.go, self._answer = asyncio.Event(), asyncio.Event(), answer
+
+    async def __call__(self, *_: object, **__: object) -> Any:
+        self.begun.set()
+        await self.go.wait()
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("reason", "request_of", "hold"),
+    [
+        (
+            pb.WAIT_REASON_TOKENIZING,
+            lambda: pb.GenerateRequest(text="hello", request_id="r"),
+            lambda servicer, held: setattr(servicer._service.pool.served.text, "encode_text", held),
+        ),
+        (
+            pb.WAIT_REASON_GRAMMAR_COMPILING,
+            lambda: pb.GenerateRequest(
+                token_ids=pb.TokenIds(ids=[1, 2]), request_id="r", grammar=pb.Grammar(regex="a+")
+            ),
+            lambda servicer, held: setattr(servicer._service.grammars, "check", held),
+        ),
+    ],
+)
+async def test_a_call_that_is_not_queued_yet_is_found_and_what_it_waited_for_is_in_its_sums(
+    reason: int,
+    request_of: Callable[[], pb.GenerateRequest],
+    hold: Callable[[SchedulerServicer, Held], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(arriving, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    service = scheduler(Tokenizer(BaseException))  # type: ignore[arg-type]
+    served = service.pool.served
+    assert served is not None
+    service.pool.served = replace(served, model=replace(served.model, max_grammar_bytes=9))
+    servicer = SchedulerServicer(service, Credentials())
+    held = Held([1, 2] if reason == pb.WAIT_REASON_TOKENIZING else ())
+    hold(servicer, held)
+    await servicer.admit(CONTEXT)  # notes when the call came
+    now[0] += 3.0  # in which it had its turn
+    caller = Credentials().identify(CONTEXT)
+    opening = asyncio.create_task(servicer.open_stream(request_of(), caller, CONTEXT))
+    begun = asyncio.create_task(held.begun.wait())
+    await asyncio.wait([opening, begun], return_when=asyncio.FIRST_COMPLETED)
+    assert not opening.done(), await opening
+    now[0] += 5.0
+    for question in ({"request_id": "r"}, {"slow": True}):
+        [found] = asked(servicer._waiting, caller, **question)
+        assert (found.phase, found.reason) == (pb.REQUEST_PHASE_ARRIVING, reason)
+        times = {time.reason: time.us for time in found.queue_waits}
+        assert times == {pb.WAIT_REASON_CALLERS_TURN: 3_000_000, reason: 5_000_000}
+    held.go.set()
+    stream = await opening
+    live = service.core._registry.get(stream.core_id)
+    assert live is not None
+    sums = dict(live.sequences[0].wait.queued.times())
+    assert sums[WaitReason.CALLERS_TURN] == pytest.approx(3.0)
+    assert sums[WaitReason(reason)] >= 5.0
+    assert servicer._arriving.why("r", caller.name) is None
