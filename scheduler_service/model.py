@@ -109,6 +109,17 @@ class EmbeddingDefaults:
 NO_EMBEDDING_DEFAULTS = EmbeddingDefaults()
 
 
+_NEUTRAL_SAMPLING: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_k": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The served model and the limits of its requests."""
@@ -138,6 +149,11 @@ class ServedModel:
     takes_reasoning: bool = False  # its chat template reads the reasoning of messages
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # sampling parameters by name
     card: ModelCard = NO_CARD
+
+    @property
+    def default_sampling(self) -> dict[str, float]:
+        """What requests get that set nothing, by name: the model's own, else what changes no distribution."""
+        return {**_NEUTRAL_SAMPLING, **self.generation_defaults}
 
     @property
     def reasons(self) -> bool:

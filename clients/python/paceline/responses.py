@@ -92,9 +92,7 @@ def started(message: pb.Started) -> Started:
         cached_tokens=message.cached_tokens,
         seed=sampling.seed,
         max_tokens=message.max_tokens,
-        sampling={
-            field.name: value for field, value in sampling.ListFields() if field.name in _SAMPLING_SETTINGS
-        },
+        sampling=_sampling(sampling),
         prompt_digest=message.prompt_digest,
         model_fingerprint=message.model_fingerprint,
         sampler=message.sampler,
@@ -163,7 +161,12 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         loaded_at_s=message.loaded_at_s,
         caller=Caller(**_fields_of(Caller, message.caller)) if message.HasField("caller") else None,
         vocabulary_fingerprint=message.vocabulary_fingerprint,
+        sampling=MappingProxyType(_sampling(message.sampling)),
     )
+
+
+def _sampling(message: pb.SamplingParams) -> dict[str, float]:
+    return {field.name: value for field, value in message.ListFields() if field.name in _SAMPLING_SETTINGS}
 
 
 def _embedding(message: pb.EmbeddingInfo) -> EmbeddingInfo:

@@ -268,6 +268,7 @@ class ModelInfo:
     loaded_at_s: int = 0  # when the executor had loaded it, in seconds since 1970; 0: unknown
     caller: Caller | None = None  # None: the scheduler is too old to say
     vocabulary_fingerprint: bytes = b""  # SHA-256 of all tokens and their ids; empty: there is no tokenizer
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what requests get that set nothing, by name
 
 
 @dataclass(frozen=True, slots=True)

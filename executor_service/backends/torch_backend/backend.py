@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,12 +153,12 @@ class TorchBackend:
     def tokenizer(self) -> TokenizerBundle:
         """The tokenizer's files. Raises ModelError when the model has none."""
         if self._config.model.is_dir():
-            return tokenizer_from_directory(self._config.model)
-        checkpoint = GgufCheckpoint(self._config.model)
-        try:
-            return tokenizer_from_gguf(checkpoint.file)
-        finally:
-            checkpoint.close()
+            files = tokenizer_from_directory(self._config.model)
+        else:
+            with closing(GgufCheckpoint(self._config.model)) as checkpoint:
+                files = tokenizer_from_gguf(checkpoint.file)
+        defaults = {**files.generation_defaults, **self._config.sampling_defaults}
+        return replace(files, generation_defaults=defaults)
 
     def offer_adapters(self, slots: int, max_bytes: int) -> None:
         """Keep so much device memory for adapters. On CPU, slots and memory are taken as they are needed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ class TorchConfig:
     kv_dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: one per core
     max_context: int | None = None  # tokens of the longest sequence; None: the model's
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # in place of the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
     programmatic_dependent_launch: bool = False  # of a step's Triton kernels
 

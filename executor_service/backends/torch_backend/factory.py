@@ -122,6 +122,7 @@ def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchCon
         kv_dtype=settings.kv_dtype,
         threads=threads,
         max_context=settings.max_context,
+        sampling_defaults=settings.sampling_defaults,
         graphs=settings.graphs == "on",
         programmatic_dependent_launch=settings.programmatic_dependent_launch == "on",
     )

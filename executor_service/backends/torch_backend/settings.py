@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
+from service_kit.settings import StringList
 
 from executor_service.backends.settings import BackendSettings
+from executor_service.backends.torch_backend.files.generation import sampling_value
 
 
 class TorchSettings(BackendSettings):
@@ -47,6 +49,11 @@ class TorchSettings(BackendSettings):
         description="tokens of the longest sequence, at most and by default the model's; models with longrope"
         " or dynamic NTK rotate for this length (torch)",
     )
+    sampling_default: StringList = Field(
+        default=(),
+        description="NAME=VALUE: what requests get that do not set this sampling parameter, in place of the"
+        " model's own: temperature, top_p, top_k, min_p or repetition_penalty; repeat it (torch)",
+    )
     tensor_parallel: int = Field(
         default=1,
         ge=1,
@@ -67,7 +74,20 @@ class TorchSettings(BackendSettings):
             raise ValueError(f"no file {path}")
         return path
 
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Values of `sampling_default` by name. Raises ValueError for what a request may not have."""
+        values = {}
+        for given in self.sampling_default:
+            name, _, value = given.partition("=")
+            try:
+                values[name] = sampling_value(name, float(value))
+            except ValueError as error:
+                raise ValueError(f"--sampling-default {given}: {error}") from None
+        return values
+
     def check(self) -> None:
-        """Raises ValueError if no model is set."""
+        """Raises ValueError if no model is set, or a sampling default is none."""
+        _ = self.sampling_defaults
         if self.model is None:
             raise ValueError("the torch backend needs --model; --backend oracle needs none")

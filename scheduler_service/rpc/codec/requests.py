@@ -244,29 +244,31 @@ def check_request_id(given: str) -> str:
 
 
 def _sampling(message: pb.SamplingParams, model: ServedModel) -> SamplingSettings:
-    def value(name: str, otherwise: float) -> float:
+    defaults = model.default_sampling
+
+    def value(name: str) -> float:
         if message.HasField(name):  # type: ignore[arg-type]  # every name below is an optional field
             given: float = getattr(message, name)
             return given
-        return model.generation_defaults.get(name, otherwise)
+        return defaults[name]
 
-    def within(name: str, otherwise: float) -> float:
-        number = value(name, otherwise)
+    def within(name: str) -> float:
+        number = value(name)
         if number not in RANGES[name]:
             raise invalid(f"sampling.{name}", f"must be within {RANGES[name]}, not {number}")
         return number
 
     if message.HasField("logprobs"):
         check_range("sampling.logprobs", message.logprobs, 0, model.limits.max_logprobs)
-    top_k = int(value("top_k", 0))
+    top_k = int(value("top_k"))
     return SamplingSettings(
-        temperature=within("temperature", 1.0),
+        temperature=within("temperature"),
         top_k=top_k if 0 < top_k < model.vocab_size else 0,  # the whole vocabulary is no filter
-        top_p=within("top_p", 1.0),
-        min_p=within("min_p", 0.0),
-        repetition_penalty=within("repetition_penalty", 1.0),
-        presence_penalty=within("presence_penalty", 0.0),
-        frequency_penalty=within("frequency_penalty", 0.0),
+        top_p=within("top_p"),
+        min_p=within("min_p"),
+        repetition_penalty=within("repetition_penalty"),
+        presence_penalty=within("presence_penalty"),
+        frequency_penalty=within("frequency_penalty"),
         logit_bias=_logit_bias(message, model),
         seed=message.seed if message.HasField("seed") else secrets.randbits(64),
         logprobs=message.logprobs if message.HasField("logprobs") else None,

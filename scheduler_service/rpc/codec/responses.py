@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -122,9 +122,22 @@ def model_info(
         license=model.card.license,
         metadata=model.card.metadata,
         loaded_at_s=model.card.loaded_at_s,
-        caller=pb.Caller(name=caller.name, max_priority=caller.max_priority, admin=caller.admin),
+        caller=pb.Caller(
+            name=caller.name,
+            max_priority=caller.max_priority,
+            admin=caller.admin,
+            directory=caller.directory,
+        ),
         vocabulary_fingerprint=model.vocabulary.fingerprint if has_text else b"",
+        sampling=_default_sampling(model.default_sampling),
     )
+
+
+def _default_sampling(values: Mapping[str, float]) -> pb.SamplingParams:
+    sampling = pb.SamplingParams(top_k=int(values["top_k"]))
+    for name in values.keys() - {"top_k"}:
+        setattr(sampling, name, values[name])
+    return sampling
 
 
 def _capabilities(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
 
+from executor_service.backends.torch_backend.backend import TorchBackend
+from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.files.generation import FALLBACK, gguf_defaults
 from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_directory
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
+from executor_service.backends.torch_backend.settings import TorchSettings
 from tests.unit.executor.model_files import refuses, write_config, write_model
 
 
@@ -155,3 +159,30 @@ def test_end_ids_are_counted_once_each(model: Path) -> None:
 def test_end_ids_outside_of_the_vocabulary_are_refused_by_file_and_name(model: Path) -> None:
     write_generation(model, eos_token_id=[2, 32])
     refuses(model, "generation_config.json: eos_token_id: the eos id 32 lies outside of the vocabulary of 32")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("temperature", "--sampling-default temperature: could not convert"),
+        ("temperature=hot", "--sampling-default temperature=hot: could not convert"),
+        ("temperature=-1", "--sampling-default temperature=-1: temperature is 0 to 100"),
+        ("temperature=nan", "temperature is 0 to 100"),
+        ("top_p=0", "top_p is above 0 and up to 1"),
+        ("presence_penalty=1", "'presence_penalty' is none of repetition_penalty, temperature"),
+    ],
+)
+def test_a_sampling_default_that_no_request_may_have_is_refused(given: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        _ = TorchSettings(sampling_default=(given,)).sampling_defaults
+
+
+def test_the_last_of_several_sampling_defaults_counts() -> None:
+    settings = TorchSettings(sampling_default=("temperature=0.2", "top_k=40", "temperature=0.7"))
+    assert settings.sampling_defaults == {"temperature": 0.7, "top_k": 40}
+
+
+def test_a_sampling_default_of_the_executor_is_in_place_of_the_models(model: Path) -> None:
+    write_generation(model, do_sample=True, temperature=0.6, top_k=20)
+    files = TorchBackend(TorchConfig(model, sampling_defaults={"temperature": 0.2})).tokenizer()
+    assert files.generation_defaults == {"temperature": 0.2, "top_k": 20}

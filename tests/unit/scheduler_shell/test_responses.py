@@ -52,7 +52,7 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
     default: DraftingWish, expected: pb.Speculation, max_grammar_bytes: int
 ) -> None:
     told = model_info(
-        replace(MODEL, max_grammar_bytes=max_grammar_bytes),
+        replace(MODEL, max_grammar_bytes=max_grammar_bytes, generation_defaults={"temperature": 0.5}),
         max_request_tokens=9,
         has_text=True,
         has_chat_template=False,
@@ -60,16 +60,18 @@ def test_model_info_names_the_drafters_and_the_default_speculation(
         queue=CoreConfig(),
         drafting=DraftingOffer(ALL, default),
         adapters=[ServedAdapter("sql", "p", b"print", 4, 9)],
-        caller=Identity("team", "token", max_priority=7),
+        caller=Identity("team", "token", max_priority=7, directory=True),
     )
     drafters = [pb.DRAFTER_NGRAM, pb.DRAFTER_DRAFT_EXECUTOR]
     assert list(told.drafters) == drafters + [pb.DRAFTER_GRAMMAR] * (max_grammar_bytes > 0)
     assert told.speculation == expected
     assert told.limits.max_draft_tokens == 16
-    assert told.caller == pb.Caller(name="team", max_priority=7)
+    assert told.caller == pb.Caller(name="team", max_priority=7, directory=True)
     assert list(told.adapters) == [pb.Adapter(name="sql", fingerprint=b"print", rank=4)]
     assert pb.CAPABILITY_ADAPTERS not in told.capabilities
     assert pb.CAPABILITY_DIRECTORY in told.capabilities
+    assert (told.sampling.temperature, told.sampling.top_p, told.sampling.top_k) == (0.5, 1.0, 0)
+    assert not told.sampling.HasField("seed")
     assert pb.CAPABILITY_CONTINUATION in told.capabilities
     assert pb.CAPABILITY_CHAT not in told.capabilities
 

@@ -203,7 +203,13 @@ def serve(
         host=host,
         port=port,
         executor_port=executor_port,
-        executor_options=(*logs, *executor_token, *directory, *flags(executor_option)),
+        executor_options=(
+            *logs,
+            *executor_token,
+            *directory,
+            *default_sampling(backend, chosen),
+            *flags(executor_option),
+        ),
         scheduler_options=(*logs, *plain, *adapters, *flags(scheduler_option)),
         client_token=token,
         gateway=gateway,
@@ -227,6 +233,12 @@ def served_model(backend: str, given: str | None) -> Path | None:
     if given is not None and given != DEFAULT_MODEL.name:
         return find_model(given)
     return fetch_default(to_serve=True) if backend == "torch" else None
+
+
+def default_sampling(backend: str, given: str | Path | None) -> tuple[str, ...]:
+    """Flags of the executor that serves the default model, whose file says nothing of sampling."""
+    is_default = backend == "torch" and given in (None, DEFAULT_MODEL.name)
+    return DEFAULT_MODEL.sampling_flags if is_default else ()
 
 
 def draft_config(
@@ -260,7 +272,7 @@ def stack_config(
         backend=backend,
         model=(model or fetch_default(to_serve=True)) if backend == "torch" else model,
         draft=draft,
-        executor_options=(*QUIET, *executor_options),
+        executor_options=(*QUIET, *default_sampling(backend, model), *executor_options),
         scheduler_options=QUIET,
         client_token=draw_token(),
     )

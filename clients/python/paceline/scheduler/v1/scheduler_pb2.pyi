@@ -2798,6 +2798,7 @@ class GetModelInfoResponse(_message.Message):
     LOADED_AT_S_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -2854,6 +2855,10 @@ class GetModelInfoResponse(_message.Message):
     def caller(self) -> Global___Caller:
         """who asks"""
 
+    @_builtins.property
+    def sampling(self) -> Global___SamplingParams:
+        """what requests get that set nothing; the seed is unset"""
+
     def __init__(
         self,
         *,
@@ -2883,10 +2888,11 @@ class GetModelInfoResponse(_message.Message):
         loaded_at_s: _builtins.int = ...,
         caller: Global___Caller | None = ...,
         vocabulary_fingerprint: _builtins.bytes = ...,
+        sampling: Global___SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "embedding", b"embedding", "limits", b"limits", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "embedding", b"embedding", "limits", b"limits", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "caller", b"caller", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding", b"embedding", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "license", b"license", "limits", b"limits", "loaded_at_s", b"loaded_at_s", "max_request_tokens", b"max_request_tokens", "metadata", b"metadata", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "name", b"name", "sampler", b"sampler", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "caller", b"caller", "capabilities", b"capabilities", "context_length", b"context_length", "contract_revision", b"contract_revision", "drafters", b"drafters", "dtype", b"dtype", "embedding", b"embedding", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "license", b"license", "limits", b"limits", "loaded_at_s", b"loaded_at_s", "max_request_tokens", b"max_request_tokens", "metadata", b"metadata", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "name", b"name", "sampler", b"sampler", "sampling", b"sampling", "speculation", b"speculation", "tool_format", b"tool_format", "version", b"version", "vocab_size", b"vocab_size", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
