@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import ParamSpec, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, StructTag
 from numpy.typing import NDArray
 
 from executor_service.contract.grammar import GrammarStuck
@@ -22,6 +22,7 @@ from executor_service.grammar.escapes import OUTSIDE, Escapes
 from executor_service.grammar.json_schema import engine_schema, engine_schema_text
 from executor_service.grammar.lark import engine_lark
 from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
+from executor_service.grammar.tokenizer import TokenizerUnsupported, engine_tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,10 +50,6 @@ _NO_EXTENSION = "NoExtensionBias"  # how the library says so
 _PANIC = "PanicException"  # of Rust code; its class can't be imported, and is no Exception
 
 
-class TokenizerUnsupported(Exception):
-    """Grammars can't be compiled for this tokenizer."""
-
-
 class GrammarEngine:
     """Compiles grammars; any thread."""
 
@@ -67,12 +64,7 @@ class GrammarEngine:
         """Raises TokenizerUnsupported."""
         if not eos_token_ids:
             raise TokenizerUnsupported("the model has no token that ends a sequence")
-        try:
-            self._tokenizer = LLTokenizer(
-                tokenizer_json.decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
-            )
-        except (ValueError, UnicodeDecodeError) as error:
-            raise TokenizerUnsupported(str(error)) from None
+        self._tokenizer = engine_tokenizer(tokenizer_json, vocab_size, eos_token_ids)
         self.ends = frozenset(eos_token_ids)
         self.end_bits = [(token >> 3, 1 << (token & 7)) for token in eos_token_ids]
         bits = np.zeros(8 * mask_bytes(vocab_size), np.uint8)
@@ -346,7 +338,7 @@ class TokenMatcher:
         Of forced text the library allows what the tokenizer makes of it. Of such a text that is the
         special token, which stands for no text; here any other tokens are allowed that spell it.
         """
-        tokens = self._engine.spelled(self._ask(self._matcher.compute_ff_bytes))
+        tokens = self._ask(self._engine.spelled, self._ask(self._matcher.compute_ff_bytes))
         ids = [token for token in tokens if self._ask(self._matcher.validate_tokens, [token])]
         if not ids:
             raise self._stuck(_NO_TOKEN)

@@ -90,7 +90,8 @@ def grammar_compiler(tokenizer: TokenizerBundle | None, info: ModelDescription) 
     if tokenizer is None:
         return None
     # Only here: what needs no grammars does not load the library.
-    from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
+    from executor_service.grammar.engine import GrammarEngine
+    from executor_service.grammar.tokenizer import TokenizerUnsupported
     from executor_service.grammar.tried_engine import TriedEngine
 
     ends = tuple(info.eos_token_ids)

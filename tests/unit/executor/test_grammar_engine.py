@@ -14,8 +14,9 @@ from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_to
 from executor_service.contract.grammar import Grammar, GrammarStuck
 from executor_service.contract.masks import allowed_tokens, mask_bytes
 from executor_service.grammar.automaton import Automaton
-from executor_service.grammar.engine import GrammarEngine, TokenizerUnsupported
+from executor_service.grammar.engine import GrammarEngine
 from executor_service.grammar.source import GrammarInvalid, GrammarSource
+from executor_service.grammar.tokenizer import TokenizerUnsupported
 from tests.unit.executor.grammar_readings import (
     COMPILE_FUEL,
     ENGINE,
