@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend import config
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.factory import _torch_config, torch_backend
@@ -192,3 +193,18 @@ def test_other_devices_do_not_have_it(tmp_path: Path) -> None:
     path = written(*LIKE_DEFAULT[0], tmp_path)
     with pytest.raises(ModelError, match="dtype blocks is for cpu; the device is 'meta'"):
         TorchBackend(TorchConfig(path, device="meta", dtype="blocks")).load(lambda what, done: None)
+
+
+def test_another_version_of_the_arithmetic_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(*LIKE_DEFAULT[0], tmp_path)
+    found = []
+    for version in (1, 2):
+        monkeypatch.setitem(config._VERSIONS, "blocks", version)
+        pair = [load(path, dtype) for dtype in ("blocks", "float32")]
+        found.append([backend.info.fingerprint for backend in pair])
+        for backend in pair:
+            backend.close()
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]

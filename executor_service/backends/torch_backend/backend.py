@@ -118,7 +118,7 @@ class TorchBackend:
             kernels = self._kernels()
             check_spec(checkpoint.spec, kernels, self._config.dtype)
             is_first_rank = self._shard.rank == 0  # the one that describes the model
-            dtypes = self._config.dtype, str(kernels.cache_dtype)
+            dtypes = self._config.arithmetic, str(kernels.cache_dtype)
             # Hashing a large model takes as long as reading it.
             with Beside(
                 lambda told: fingerprint(checkpoint, dtypes, told) if is_first_rank else b""

@@ -19,6 +19,8 @@ DTYPES = {
     "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 """Values of `--dtype`, and the dtype that activations have with each."""
+_VERSIONS = {BLOCKS: 1}
+"""Of a dtype's arithmetic, where bits of results have changed since its first release, or may change."""
 KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""
 
@@ -36,6 +38,12 @@ class TorchConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # in place of the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
     programmatic_dependent_launch: bool = False  # of a step's Triton kernels
+
+    @property
+    def arithmetic(self) -> str:
+        """What results depend on beside model and pages; part of the fingerprint: caches never mix."""
+        version = _VERSIONS.get(self.dtype)
+        return self.dtype if version is None else f"{self.dtype}-{version}"
 
     @property
     def max_piece_tokens(self) -> int:
