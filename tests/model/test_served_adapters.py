@@ -16,6 +16,7 @@ from executor_service.adapters.weights import PARENTS, Factor
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from tests.model.random_adapters import random_adapter
+from tests.model.test_blocks import DEFAULT, WIDE, written
 from tests.model.tiny import save
 from tests.support.adapter_files import PREFIX, write_adapter
 from tests.support.stack import Stack, ids_of
@@ -79,12 +80,17 @@ def write_random_adapters(model: Path, directory: Path) -> None:
     backend.close()
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3-moe"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3-moe", "blocks"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     directory = tmp_path_factory.mktemp(request.param)
-    save(request.param, directory / "model")
-    write_random_adapters(directory / "model", directory / "adapters")
-    return Files(directory / "model", directory / "adapters")
+    model = directory / "model"
+    if request.param == "blocks":  # of a GGUF file, with the types of the default model
+        changes = {**WIDE, "sliding_window": None, "vocab_size": 256, "max_position_embeddings": 512}
+        model = written("mistral", changes, DEFAULT, directory)
+    else:
+        save(request.param, model)
+    write_random_adapters(model, directory / "adapters")
+    return Files(model, directory / "adapters")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +140,7 @@ def test_two_ranks_give_each_stream_the_tokens_that_it_has_alone(files: Files, t
         assert together == [output(client, case, cache_salt=str(i)) for i, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("files", ["qwen3"], indirect=True)  # failover does not depend on the kind of model
+@pytest.mark.parametrize("files", ["qwen3", "blocks"], indirect=True)  # failover does not depend on the kind
 def test_20_killed_executors_change_no_token(files: Files, alone: Outputs, tmp_path: Path) -> None:
     with files.served(tmp_path, executors=2) as (stack, client), ThreadPoolExecutor(1) as thread:
         for _ in range(20):
