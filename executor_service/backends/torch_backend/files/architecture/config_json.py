@@ -14,7 +14,8 @@ from executor_service.backends.torch_backend.files.architecture.activation impor
 from executor_service.backends.torch_backend.files.architecture.config_fields import HARMLESS, NEUTRAL
 from executor_service.backends.torch_backend.files.architecture.config_windows import window_from_config
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import WRAPPERS, text_part
-from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.family import Family
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import (
     rope_from_config,
     ropes_from_config,

@@ -10,7 +10,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from executor_service.backends.torch_backend.files.architecture.families import FAMILIES, Family
+from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.family import Family
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.files.architecture.spec import (

@@ -1,0 +1,81 @@
+"""`Family`: what all models of an architecture have in common, and their files need not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.config_windows import WindowRule
+from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
+from executor_service.backends.torch_backend.files.architecture.spec import NormNames, QkNorm
+
+_NORMS, _ROPE = NormNames(), RopeRule()
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureRule:
+    """How config.json describes a mixture of experts."""
+
+    experts: int  # defaults
+    experts_per_token: int
+    size_field: str  # of the size of an expert
+    chosen: bool = False  # it says which layers are mixtures, and whether shares are scaled to a sum of 1
+    clamped: bool = False  # as `MoeSpec.clamped`
+
+
+@dataclass(frozen=True, slots=True)
+class BiasRule:
+    """Which linear layers have biases: a field of config.json and its default; "": always the default."""
+
+    qkv: tuple[str, bool] = ("attention_bias", False)
+    output: tuple[str, bool] = ("attention_bias", False)  # of attention
+    mlp: tuple[str, bool] = ("", False)
+
+
+_BIASES = BiasRule()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The models of one architecture."""
+
+    sizes: Mapping[str, int]  # config.json's fields and their defaults in transformers 5
+    gguf: str  # `general.architecture` of GGUF files; "": they are refused
+    fields: frozenset[str] = frozenset()  # that it has beside those of all, some in `config_fields.NEUTRAL`
+    window: WindowRule | None = None
+    biases: BiasRule = _BIASES
+    unrotated_every: int = 0  # default of `no_rope_layer_interval`; 0: it has no such layers
+    rope: RopeRule = _ROPE
+    norm_eps: float = 1e-6  # default of `rms_norm_eps`
+    norms: NormNames = _NORMS
+    norm_offset: float = 0.0  # of safetensors files; GGUF files have it in the weights
+    activation: tuple[str, Activation] = ("hidden_act", Activation.SILU)  # config.json's field
+    qk_norm: QkNorm = QkNorm.NONE
+    tied: bool = False  # default of `tie_word_embeddings`
+    scaled_embedding: bool = False  # by the square root of the hidden size
+    multipliers: bool = False  # of embeddings, of what layers add to them, of scores and logits (Granite)
+    caps: tuple[float, float] | None = None  # defaults, of scores and logits; None: it has none
+    mixture: MixtureRule | None = None
+    sinks: bool = False
+    fused: tuple[str, ...] = ()  # tensors with q, k and v, or gate and up, in one
+    renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files' for them
+    pairs: bool = False  # directories have the rows of q and k that are rotated together side by side
+    gguf_pairs: bool = False  # GGUF files have them so
+    gguf_renamed: tuple[
+        tuple[str, str], ...
+    ] = ()  # a tensor's usual name in a layer, and the one of this family
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """The fields of config.json that other families may not have."""
+        own = {field for field, _ in (self.biases.qkv, self.biases.output, self.biases.mlp)}
+        if self.multipliers:
+            own |= {f"{what}_multiplier" for what in ("embedding", "residual", "attention")} | {
+                "logits_scaling"
+            }
+        if self.caps is not None:
+            own |= {"attn_logit_softcapping", "final_logit_softcapping"}
+        if self.unrotated_every:
+            own |= {"no_rope_layers", "no_rope_layer_interval"}
+        return self.fields | own

@@ -1,0 +1,66 @@
+"""What several families share: default sizes, names of norms, fused tensors and biases."""
+
+from __future__ import annotations
+
+from executor_service.backends.torch_backend.files.architecture.family import BiasRule
+from executor_service.backends.torch_backend.files.architecture.spec import NormNames
+
+QWEN = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
+MISTRAL = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+OLMO = {
+    "vocab_size": 50_304,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+LLAMA = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+GEMMA = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+}
+GLM = {
+    "vocab_size": 151_552,
+    "hidden_size": 4096,
+    "intermediate_size": 13_696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+}
+QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # tensors with several layers in one
+NORMS_AROUND = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+NORMS_AFTER = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+MLP_BIASES = BiasRule(mlp=("mlp_bias", False))
