@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.backends.torch_backend.ops.kernels import Linear, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, QuantizedLinear
 from tests.gpu.bench import Bench, Case
@@ -15,7 +16,9 @@ from tests.gpu.timing import device_ms
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COLD_BYTES = 400 << 20  # of weights in a round: several times the L2 cache
-_FORMATS: dict[str, Format | None] = {"bfloat16": None, "int8": Int8(), "fp8": Fp8()}
+_INT4 = 128
+"""Columns of a group, of weights of 4 bits: as most files of GPTQ and AWQ have them."""
+_FORMATS: dict[str, Format | int | None] = {"bfloat16": None, "int8": Int8(), "fp8": Fp8(), "int4": _INT4}
 _FASTER = 2  # the rate of products of 8 bits, to that of bf16; a number of two digits takes two
 
 
@@ -45,9 +48,12 @@ def run(bench: Bench) -> Iterator[Case]:
                 torch.cuda.empty_cache()
 
 
-def _layer(bench: Bench, form: Format | None, name: str, n: int, k: int) -> Iterator[Case]:
-    device, item_bytes = bench.device, 2 if form is None else 1
-    copies = bench.pick(max(-(-_COLD_BYTES // (item_bytes * n * k)), 2), 2)
+def _layer(bench: Bench, form: Format | int | None, name: str, n: int, k: int) -> Iterator[Case]:
+    """form: int: of 4 bits, in groups of so many columns."""
+    device, item_bytes = bench.device, 2.0 if form is None else 1.0
+    if isinstance(form, int):
+        item_bytes = 0.5 + 4 / form
+    copies = bench.pick(max(-(-_COLD_BYTES // int(item_bytes * n * k)), 2), 2)
     try:
         linears = [_linear(form, name, n, k, device) for _ in range(copies)]
         adds = name in ("output", "down")
@@ -58,7 +64,8 @@ def _layer(bench: Bench, form: Format | None, name: str, n: int, k: int) -> Iter
             x = everything[:rows]
             ms = device_ms([_call(linear, x, n, adds=adds) for linear in linears], device)
             moved, flops = item_bytes * n * k + 2 * rows * (n + k), 2 * n * k * rows
-            rate = bench.machine.flop_per_s * (1 if form is None else _FASTER / form.digits)
+            eight = None if isinstance(form, int) else form
+            rate = bench.machine.flop_per_s * (1 if eight is None else _FASTER / eight.digits)
             floor_ms = 1e3 * max(moved / bench.machine.bytes_per_s, flops / rate)
             case = {
                 "rows": rows,
@@ -68,7 +75,7 @@ def _layer(bench: Bench, form: Format | None, name: str, n: int, k: int) -> Iter
                 "fraction": floor_ms / ms,
                 "bits_of_all": torch.equal(_call(linears[0], x, n, adds=adds)(), together[:rows]),
             }
-            if form is not None:
+            if eight is not None:
                 case["product_ms"] = device_ms([_product(linear, x) for linear in linears], device)
             yield case
     except (RuntimeError, ModelError) as error:  # of this dtype: the others go on
@@ -79,8 +86,10 @@ def _random(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
 
 
-def _linear(form: Format | None, name: str, n: int, k: int, device: torch.device) -> Linear:
+def _linear(form: Format | int | None, name: str, n: int, k: int, device: torch.device) -> Linear:
     """As the backend's kernels make it."""
+    if isinstance(form, int):
+        return _linear_of_4_bits(n, k, form, device)
     weight = _random(n, k, device) * k**-0.5
     if form is not None:
         form.check(device)
@@ -90,6 +99,19 @@ def _linear(form: Format | None, name: str, n: int, k: int, device: torch.device
 
         kernels = CudaKernels(device, torch.bfloat16, form)
     return kernels.head(weight) if name == "head" else kernels.linear([weight])
+
+
+def _linear_of_4_bits(n: int, k: int, group: int, device: torch.device) -> Linear:
+    """Where there is no device, of the same numbers in bf16."""
+    numbers = torch.randint(-8, 8, (n, k), dtype=torch.int8)
+    groups = torch.arange(k) // min(group, k)
+    scales = torch.full((n, int(groups[-1]) + 1), k**-0.5 / 4)
+    weight = ScaledNumbers(numbers, scales, groups)
+    if device.type != "cuda":
+        return PlainKernels(device, torch.bfloat16).linear([weight])
+    from executor_service.backends.torch_backend.cuda.kernels import CudaBlockKernels
+
+    return CudaBlockKernels(device, torch.bfloat16).linear([weight])
 
 
 def _call(linear: Linear, x: torch.Tensor, n: int, *, adds: bool) -> Callable[[], torch.Tensor]:

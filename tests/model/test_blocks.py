@@ -191,7 +191,7 @@ def test_it_is_the_default_for_gguf_files_on_cpu(
 
 def test_other_devices_do_not_have_it(tmp_path: Path) -> None:
     path = written(*LIKE_DEFAULT[0], tmp_path)
-    with pytest.raises(ModelError, match="dtype blocks is for cpu; the device is 'meta'"):
+    with pytest.raises(ModelError, match="dtype blocks is for cpu and cuda; the device is 'meta'"):
         TorchBackend(TorchConfig(path, device="meta", dtype="blocks")).load(lambda what, done: None)
 
 

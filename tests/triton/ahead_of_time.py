@@ -48,6 +48,12 @@ from executor_service.backends.torch_backend.cuda.layout.token_pages import Toke
 from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, weigh_launch
 from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
 from executor_service.backends.torch_backend.cuda.linear.low_rank import RECORD_FIELDS, TableChange
+from executor_service.backends.torch_backend.cuda.linear.packed import (
+    INPUTS,
+    PackedWeight,
+    packed_rows_launch,
+    unpack_launch,
+)
 from executor_service.backends.torch_backend.cuda.linear.pointwise import gated_launch, norm_launch
 from executor_service.backends.torch_backend.cuda.linear.quantized import round_launch, scale_launch
 from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_launch
@@ -85,6 +91,7 @@ BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 _FEW_BUFFERS = 3  # enough in short rows where pages are looked up ahead: their programs are smaller
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
 _FP32_SPILLED = 128  # bytes of a thread
+_TILED_SPILLED = 16  # the same, of weights of 4 bits for 64 rows, where a thread has 128 registers
 _SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
 DEPENDENT = 90
 """The architecture with dependent launches; some shapes' kernels are compiled for them once each."""
@@ -98,7 +105,7 @@ are on their way (Little's law)."""
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
     torch.int64: "i64",
-    torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 _BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|i8|f8E4M3FN)")
 _WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
@@ -297,6 +304,8 @@ def whatever_the_heads(shape: Shape, architecture: int) -> Iterator[tuple[str, L
     groups = Groups.empty(hidden, chosen, shape.experts)
     yield "group", group_launch(hidden, chosen, groups)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
+    if shape.dtype == torch.bfloat16:
+        yield from packed()
     if shape.dtype != torch.float32:
         gate_up, down = new(shape.experts, 1536, 2048), new(shape.experts, 2048, 768)
         inner = new(8, 768)
@@ -327,6 +336,27 @@ def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         numbers, weight = new(form.digits * rows, hidden, form.dtype), new(hidden, hidden, form.dtype)
         name = f"few rows, {type(form).__name__.lower()}"
         yield name, few_scaled_rows_launch(numbers, new(rows, 1, wide), weight, new(1, hidden, wide), out)
+
+
+def packed() -> Iterator[tuple[str, Launch]]:
+    """The products over 4 bits, of Q4_0, Q4_1, and GPTQ in groups of 128, and what dequantizes them."""
+    size, meta = 4096, torch.device("meta")
+    arrivals = new_arrivals(meta)
+    for group, least in ((32, False), (32, True), (128, False)):
+        words = torch.empty(size // 64, size // group, 64, dtype=torch.int32, device=meta)
+        span = min(group, INPUTS)
+        codes = torch.empty(size // 64, size // span, 64, span // 2, dtype=torch.uint8, device=meta)
+        weight = PackedWeight(size, size, span, group // span, codes, words, words.float() if least else None)
+        name = f"4 bits, {group}{', minima' if least else ''}"
+        for rows in (3, 16, 64):
+            x, out = (torch.empty(rows, size, dtype=torch.bfloat16, device=meta) for _ in range(2))
+            kind = "few rows" if rows == 3 else f"{rows} rows"
+            yield f"{kind}, {name}", packed_rows_launch(x, weight, None, out, arrivals, add=True)
+        yield f"unpack, {name}", unpack_launch(weight, out)
+    silu, inner = Activation.SILU, out[:, : size // 2]
+    for rows in (3, 64):
+        launch = packed_rows_launch(x[:rows], weight, None, inner[:rows], arrivals, activation=silu)
+        yield f"{'few' if rows == 3 else rows} rows, 4 bits, gate", launch
 
 
 def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> Compiled:
@@ -457,26 +487,33 @@ def _blocks(launch: Launch) -> int:
 def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
     """Of weights: how many a multiprocessor may have on their way in a product of few rows.
 
-    `ahead` counts tiles of weights and of rows. There are no more programs than outputs ask for.
+    `ahead` counts tiles of weights and of rows; of 4 bits also those of scales and minima, apart for each
+    span. There are no more programs than outputs ask for.
     """
     weight, constants = launch.arguments["weight"], launch.constants
     assert isinstance(weight, torch.Tensor)
-    tile = constants["outputs"] * constants["inputs"] * weight.element_size()
+    tile, ahead = constants["outputs"] * constants["inputs"] * weight.element_size(), made.ahead // 2
+    if "span" in constants:
+        tile, ahead = tile // 2, made.buffers - 1 if made.ahead else 0
     programs = min(_programs(architecture, launch, made), -(-_blocks(launch) // PROCESSORS[architecture]))
-    return programs * (made.ahead // 2) * tile
+    return programs * ahead * tile
 
 
 def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
     """What is wrong with a kernel; "" if nothing is."""
     # fp32 is there for comparisons: prompts of wide heads may keep a little in memory.
-    if made.spilled_bytes > (_FP32_SPILLED if shape.dtype == torch.float32 and name.endswith("long") else 0):
+    spilled = _FP32_SPILLED if shape.dtype == torch.float32 and name.endswith("long") else 0
+    if made.spilled_bytes > (_TILED_SPILLED if name.startswith("64 rows") else spilled):
         return "it spills registers"
     if made.disorder:
         return made.disorder
     if made.shared_bytes > SHARED_BYTES[architecture]:
         return "it does not fit into shared memory"
-    if (name.startswith("attention") or "parts" in name) and not made.arrives:
+    parts = "arrivals" in launch.arguments and launch.constants.get("splits", 1) > 1
+    if (name.startswith("attention") or parts) and not made.arrives:
         return "it may merge results that are not stored yet"
+    if "rows, 4 bits" in name and not made.matrix_instructions:
+        return "it has no matrix instructions"
     if name.startswith("few rows"):
         needed = MEMORY_BYTES_PER_S[architecture] / PROCESSORS[architecture] * LATENCY_S
         few = (

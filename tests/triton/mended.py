@@ -31,7 +31,7 @@ _NUMBERS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
 def _cast(numbers: np.ndarray, source: Any, target: Any) -> np.ndarray:
     """From one type to another, of which at least one is in _BITS, rounded to nearest even."""
-    found = torch.from_numpy(numbers)
+    found = torch.from_numpy(np.require(numbers, requirements="W"))  # where it is broadcast, a copy
     if source.name in _BITS:
         found = found.view(_BITS[source.name][0])
     if target.name not in _BITS:

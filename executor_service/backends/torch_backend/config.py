@@ -15,7 +15,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.float32,  # on CPU: dtype of all but weights, keys and values
-    BLOCKS: torch.float32,  # on CPU: the same
+    BLOCKS: torch.float32,  # on CPU: the same; on CUDA activations have bf16
     "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 """Values of `--dtype`, and the dtype that activations have with each."""

@@ -52,15 +52,16 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
         torch.set_num_threads(1)  # large operations use the kernels' thread pool
         kinds = {"int8": CpuInt8Kernels, BLOCKS: CpuBlockKernels}
         return kinds.get(dtype_name, CpuKernels)(threads, cache_dtype)
-    if dtype_name == BLOCKS:
-        raise ModelError(f"dtype {BLOCKS} is for cpu; the device is {device_name!r}")
+    if dtype_name == BLOCKS and device.type != "cuda":
+        raise ModelError(f"dtype {BLOCKS} is for cpu and cuda; the device is {device_name!r}")
     if form is not None:
         form.check(device)
+    if form is not None or dtype_name == BLOCKS:
         dtype = torch.bfloat16
     torch.set_num_threads(threads)
     if device.type == "cuda":
         # Imported only here: Triton comes with torch's CUDA builds alone.
-        from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+        from executor_service.backends.torch_backend.cuda.kernels import CudaBlockKernels, CudaKernels
         from executor_service.backends.torch_backend.cuda.launch.toolchain import check_toolchain
 
         if device.index is not None:
@@ -71,6 +72,8 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         if cache_dtype == torch.float8_e4m3fn:
             check_fp8("kv-dtype fp8", device)
+        if dtype_name == BLOCKS:
+            return CudaBlockKernels(device, dtype, None, cache_dtype)
         return CudaKernels(device, dtype, form, cache_dtype)
     return PlainKernels(device, dtype, form, cache_dtype)
 
@@ -96,6 +99,7 @@ def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:
     """Raises ModelError for models that these kernels do not compute."""
     if kernels.device.type == "cuda" and (lacking := lacking_on_cuda(spec)):
         raise ModelError(f"{lacking}: not supported on CUDA")
-    if spec.moe and isinstance(kernels, PlainKernels) and kernels.form is not None:
-        # torch has no grouped product of int8, and most of such a model is experts.
+    quantized = isinstance(kernels, PlainKernels) and (kernels.form is not None or dtype_name == BLOCKS)
+    if spec.moe and quantized:
+        # There is no grouped product of such weights, and most of such a model is experts.
         raise ModelError(f"dtype {dtype_name} is not for mixtures of experts on this device")

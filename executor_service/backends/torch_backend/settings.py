@@ -20,9 +20,9 @@ class TorchSettings(BackendSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "blocks", "fp8"] = Field(
         default="auto",
         description="dtype of weights; auto: bfloat16 on CUDA, on CPU blocks for GGUF files, else float32;"
-        " blocks: on CPU, quantized weights as the file has them; int8: on CPU about twice as fast as"
-        " float32, at a small loss of quality; fp8: on CUDA, of activations too; int8 and fp8 don't support"
-        " mixtures of experts on CUDA (torch)",
+        " blocks: quantized weights as the file has them, on CUDA those of 4 bits; int8: on CPU about twice"
+        " as fast as float32, at a small loss of quality; fp8: on CUDA, of activations too; int8, fp8 and"
+        " blocks don't support mixtures of experts on CUDA (torch)",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",

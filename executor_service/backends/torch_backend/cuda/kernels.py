@@ -1,6 +1,7 @@
 """`CudaKernels`: bf16, fp16 or fp32 on CUDA; matrix products of many rows in torch, all else in Triton.
 
-Linear layers are in `linear/linears.py`, those with int8 or fp8 weights in `linear/quantized.py`.
+Linear layers are in `linear/linears.py`, those with int8 or fp8 weights in `linear/quantized.py`,
+those with weights of 4 bits in `linear/packed_linear.py`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ from executor_service.backends.torch_backend.cuda.linear.linears import (
     NarrowLinear,
     WideLinear,
 )
+from executor_service.backends.torch_backend.cuda.linear.packed_linear import (
+    PackedLinear,
+    alike,
+    is_supported,
+)
 from executor_service.backends.torch_backend.cuda.linear.quantized import fused
 from executor_service.backends.torch_backend.cuda.linear.rank_sums import sum_parts
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     new_arrivals as new_product_arrivals,
 )
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
+from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
@@ -152,3 +158,33 @@ class CudaKernels(PlainKernels):
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
         rows, arrivals = prepared.rows[w.window], self._arrivals[w.kv_heads]
         return paged_attention(q, cache, rows, arrivals, w.scale)
+
+
+class CudaBlockKernels(CudaKernels):
+    """`CudaKernels` that multiply weights of 4 bits in groups as they are, by activations in bf16.
+
+    A layer of which some part is not so is computed in bf16, from dequantized weights.
+    """
+
+    def keeps(self, weight: ScaledNumbers) -> bool:
+        """Numbers of 16 levels, in groups of a multiple of 32 or by row."""
+        return is_supported(weight)
+
+    def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
+        scaled = alike(parts)
+        return super().linear(parts, bias) if scaled is None else self._packed(scaled, bias)
+
+    def gated(
+        self,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = Activation.SILU,
+        bias: torch.Tensor | None = None,
+    ) -> GatedLinear:
+        scaled = alike((gate, up))
+        if scaled is None:
+            return super().gated(gate, up, activation, bias)
+        return NarrowGated(self._packed(scaled, bias), activation)
+
+    def _packed(self, parts: Sequence[ScaledNumbers], bias: torch.Tensor | None) -> PackedLinear:
+        return PackedLinear(parts, bias, self._product_arrivals)

@@ -1,16 +1,19 @@
 """Linear layers of 16 and 32 bits on CUDA: the product is chosen by the number of rows.
 
-Layers with int8 or fp8 weights are in `quantized.py`, and choose in the same way.
+Layers with int8 or fp8 weights are in `quantized.py`, those with weights of 4 bits in `packed_linear.py`, and
+choose in the same way.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 
 from executor_service.backends.torch_backend.cuda.linear.pointwise import gated
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, few_rows_launch
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.ops.kernels import PlainGated, PlainLinear
+from executor_service.backends.torch_backend.ops.kernels import Linear, PlainGated, PlainLinear
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange
 
 
@@ -34,6 +37,9 @@ class NarrowLinear(CudaLinear):
     That one accumulates `add_to` with a bias, too.
     """
 
+    gated_rows = MAX_ROWS
+    """Of a product that has the gate in it, at most."""
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, arrivals: torch.Tensor) -> None:
         """`arrivals`: of `skinny_gemm.new_arrivals`."""
         super().__init__(weight, bias)
@@ -46,30 +52,39 @@ class NarrowLinear(CudaLinear):
             return super().__call__(x, add_to, change)
         out = x.new_empty(len(x), len(self.weight)) if add_to is None else add_to
         few_rows_launch(
-            _with_lines(x), self.weight, self._bias, out, self._arrivals, add=add_to is not None
+            with_lines(x), self.weight, self._bias, out, self._arrivals, add=add_to is not None
         ).run()
         if change is not None:
             change.add(x, out)
         return out
 
     def gated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The gated product of up to MAX_ROWS rows, where half of the outputs are gates."""
+        """The gated product of up to `gated_rows` rows, where half of the outputs are gates."""
         out = x.new_empty(len(x), len(self.weight) // 2)
         few_rows_launch(
-            _with_lines(x), self.weight, self._bias, out, self._arrivals, activation=activation
+            with_lines(x), self.weight, self._bias, out, self._arrivals, activation=activation
         ).run()
         return out
 
 
-class NarrowGated(PlainGated):
-    """As PlainGated over a NarrowLinear; few rows have one product, with the gate."""
+class GatesRows(Linear, Protocol):
+    """A linear layer with a product that has the gate in it."""
 
-    def __init__(self, both: NarrowLinear, activation: Activation) -> None:
+    gated_rows: int  # of that product, at most
+
+    def gated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """[rows, k] to half of the outputs, where the others are gates."""
+
+
+class NarrowGated(PlainGated):
+    """As PlainGated; few rows have one product, with the gate."""
+
+    def __init__(self, both: GatesRows, activation: Activation) -> None:
         super().__init__(both, gated, activation)
         self._few = both
 
     def __call__(self, x: torch.Tensor, change: LinearChange | None = None) -> torch.Tensor:
-        if len(x) > MAX_ROWS or change is not None:  # which adapters have before the gate
+        if len(x) > self._few.gated_rows or change is not None:  # which adapters have before the gate
             return super().__call__(x, change)
         return self._few.gated(x, self._activation)
 
@@ -89,10 +104,10 @@ class WideLinear(PlainLinear):
             out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         else:
             out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)
-            few_rows_launch(_with_lines(x), self.weight, None, out, self._arrivals).run()
+            few_rows_launch(with_lines(x), self.weight, None, out, self._arrivals).run()
         return out if add_to is None else add_to.add_(out)
 
 
-def _with_lines(x: torch.Tensor) -> torch.Tensor:
+def with_lines(x: torch.Tensor) -> torch.Tensor:
     """x, with contiguous columns."""
     return x if x.stride(1) == 1 else x.contiguous()

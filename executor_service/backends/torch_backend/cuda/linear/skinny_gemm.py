@@ -38,6 +38,7 @@ _ASKED_BYTES = 16 << 20
 capability 9.0, so that they are still there when they are multiplied."""
 _PROGRAMS_TO_FILL = 256
 """Two for each multiprocessor: layers with fewer blocks of outputs have several programs for each block."""
+_BLOCKS = 1024  # of outputs that have several programs, at most
 _LEAST_TILES = 2  # of weights, that a program has
 _PROGRAMS = 1024  # that may start before the kernel before ends: more do not fit on a device
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
@@ -96,6 +97,39 @@ def _finish(
     tl.store(place, sums.to(out.dtype.element_ty), mask=real)
 
 
+@triton.jit
+def finish_parts(
+    out, bias, partial, arrivals, sums, column, n, line, real, block, split,
+    biased: tl.constexpr, add: tl.constexpr, activation: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    """Store what a program's sums [outputs, lines] make of `out`, once all parts of the inputs are added up.
+
+    column: the program's rows of the weight; real: which lines there are. A bias, a gate and what is in `out`
+    with `add` come after the sum. Of a block's programs the last one that is done adds up what all have, in
+    the order of the inputs. `block` counts those of all lines.
+    """
+    outputs: tl.constexpr = sums.shape[0]
+    lines: tl.constexpr = sums.shape[1]
+    width: tl.constexpr = outputs // 2 if activation >= 0 else outputs
+    result = tl.program_id(0) * width + tl.arange(0, width)
+    there = tl.program_id(0) * width + tl.arange(0, outputs) % width < n
+    place, mask = out + line[None, :] * n + result[:, None], (result < n)[:, None] & real[None, :]
+    if splits == 1:
+        _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
+    else:
+        step = tl.num_programs(0) * tl.num_programs(2) * (outputs * lines)
+        number = tl.arange(0, outputs)[:, None] * lines + tl.arange(0, lines)[None, :]
+        number = partial + block * (outputs * lines) + number
+        tl.store(number + split * step, sums)
+        tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
+        if tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu") == splits - 1:
+            sums = tl.zeros([outputs, lines], tl.float32)
+            for i in tl.static_range(splits):
+                sums += tl.load(number + i * step)
+            _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
+            tl.store(arrivals + block, 0)  # for the next launch
+
+
 @triton.jit(do_not_specialize=("rows",))
 def _few_rows_kernel(
     out, x, weight, bias, partial, arrivals, rows, n, k, x_stride,
@@ -105,9 +139,7 @@ def _few_rows_kernel(
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs): x W^T of all rows, in fp32.
 
-    A bias, a gate and what is in `out` with `add` come after it. Of a block's programs the last one that is
-    done adds up what all have, in the order of the inputs. Gates make n results of 2n rows of the weight:
-    half of a block are gates, and half what they let through.
+    Gates make n results of 2n rows of the weight: half of a block are gates, and half what they let through.
     """
     width: tl.constexpr = outputs // 2 if activation >= 0 else outputs
     block, split, output = tl.program_id(0), tl.program_id(1), tl.arange(0, outputs)
@@ -125,21 +157,10 @@ def _few_rows_kernel(
         tl.zeros([outputs, lines], tl.float32), x, weight, column, there, line, real,
         begin, end, k, x_stride, inputs, factor,
     )  # fmt: skip
-    result = block * width + tl.arange(0, width)
-    place, mask = out + line[None, :] * n + result[:, None], (result < n)[:, None] & real[None, :]
-    if splits == 1:
-        _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
-    else:
-        step = tl.num_programs(0) * (outputs * lines)
-        number = partial + block * (outputs * lines) + output[:, None] * lines + line[None, :]
-        tl.store(number + split * step, sums)
-        tl.debug_barrier()  # all threads have stored before one of them counts the program as arrived
-        if tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu") == splits - 1:
-            sums = tl.zeros([outputs, lines], tl.float32)
-            for i in tl.static_range(splits):
-                sums += tl.load(number + i * step)
-            _finish(out, bias, sums, column, place, there, mask, biased, add, activation)
-            tl.store(arrivals + block, 0)  # for the next launch
+    finish_parts(
+        out, bias, partial, arrivals, sums, column, n, line, real, block, split,
+        biased, add, activation, splits,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -180,7 +201,7 @@ def new_arrivals(device: torch.device) -> torch.Tensor:
 
     Launches of one stream can share it, as nothing else of them overlaps.
     """
-    return torch.zeros(_PROGRAMS_TO_FILL // 2, dtype=torch.int32, device=device)
+    return torch.zeros(_BLOCKS, dtype=torch.int32, device=device)
 
 
 def few_rows_launch(
