@@ -178,6 +178,7 @@ def test_what_has_no_product_is_dequantized() -> None:
     assert not isinstance(kernels.linear([numbers, weight(8, 96, 96)]), PackedLinear)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding is whatever lay in memory
 def test_a_model_of_gptq_in_groups_of_32_keeps_its_weights_and_gives_the_logits_of_plain_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,6 +84,25 @@ def _scale(words):
     return (words & ~_ZERO_BITS).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _stored(column, last):
+    """Rows `column` of a weight of `last` rows; those behind the last block are in it."""
+    return tl.minimum(column, tl.cdiv(last, BLOCK) * BLOCK - 1)
+
+
+@triton.jit
+def _codes(weight, stored, spans, half: tl.constexpr):
+    """Where the codes of rows `stored` are, in their first span."""
+    return weight + (stored // BLOCK).to(tl.int64) * spans * (BLOCK * half) + stored % BLOCK * half
+
+
+@triton.jit
+def ask_for_spans(weight, column, last, first, spans, half: tl.constexpr, asked: tl.constexpr):
+    """Ask for the codes of `asked` spans of rows `column` each, from span `first` on."""
+    codes = _codes(weight, _stored(column, last), spans, half)
+    prefetch(codes[:, None] + tl.minimum(first + tl.arange(0, asked), spans - 1)[None, :] * (BLOCK * half))
+
+
 @triton.jit(do_not_specialize=("rows",))
 def _packed_rows_kernel(
     out, x, weight, words, minima, bias, partial, arrivals, rows, n, k, spans, groups, x_stride,
@@ -97,17 +116,15 @@ def _packed_rows_kernel(
     half: tl.constexpr = span // 2
     block, split, output = tl.program_id(0), tl.program_id(1), tl.arange(0, outputs)
     column = block * width + output % width + output // width * n
-    last = tl.cdiv(n * (outputs // width), BLOCK) * BLOCK - 1
-    stored = tl.minimum(column, last)
-    codes = weight + (stored // BLOCK).to(tl.int64) * spans * (BLOCK * half) + stored % BLOCK * half
-    word = stored // BLOCK * groups * BLOCK + stored % BLOCK
     begin, end = 0, spans * span
     if splits > 1:
         begin = split * part
         end = tl.minimum(begin + part, end)
-    ahead = begin // span + tl.arange(0, asked)
-    prefetch(codes[:, None] + tl.minimum(ahead, spans - 1)[None, :] * (BLOCK * half))
+    ask_for_spans(weight, column, n * (outputs // width), begin // span, spans, half, asked)
     begin_kernel()
+    stored = _stored(column, n * (outputs // width))
+    codes = _codes(weight, stored, spans, half)
+    word = stored // BLOCK * groups * BLOCK + stored % BLOCK
     line, at = tl.program_id(2) * lines + tl.arange(0, lines), tl.arange(0, half)
     real = line < rows
     sums = tl.zeros([outputs, lines], tl.float32)
