@@ -18,13 +18,15 @@ from executor_service.contract.plan import OutputMode
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.model.driver import Driver, logits_of, pages_from
 
-FAMILIES = ("qwen3", "llama3-rope", "qwen2", "gemma3", "qwen3-moe")
+GPTQ = "qwen3-gptq"
+"""qwen3 with weights of 4 bits in groups of 32, which stay so on CUDA."""
+FAMILIES = ("qwen3", "llama3-rope", "qwen2", "gemma3", "qwen3-moe", GPTQ)
 PROMPTS: list[list[int]] = [np.random.default_rng(n).integers(3, 211, n).tolist() for n in (5, 47, 130)]
 """One of them is longer than a tile of attention."""
 # Of a logit, in standard deviations of the logits. A mixture's router chooses another expert where rounding
 # decides between two: so many of its positions have other logits altogether.
 _ROUTED = 0.1
-_ROUNDING = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.4, "fp8": 0.8}
+_ROUNDING = {"float32": 1e-3, "bfloat16": 0.3, "blocks": 0.3, "int8": 0.4, "fp8": 0.8}
 _DEPENDENT_CAPABILITY = (9, 0)
 _COMPILER = ("numba", "llvmlite")  # of the CPU backend's kernels: not everywhere
 
@@ -47,13 +49,13 @@ def run(bench: Bench) -> Iterator[Case]:
     """A case for each family, dtype and way on the device, then one for each family in the CPU backend.
 
     The reference is transformers in fp32, on the device if it runs there. Its tokens are fed to the other
-    model, first the prompts together, then one token each a step: a difference at one position is not one
+    model, first the prompts, then one token each a step: a difference at one position is not one
     at all that follow. On a GPU, steps launched ahead must have exactly the tokens of steps one by one. It
     fails at the end if anything differs by more than rounding does. The CPU backend is skipped where it does
     not load, unless it is what is checked.
     """
     references, wrong = {}, []
-    for family in bench.pick(FAMILIES, ("qwen3", "gemma3", "qwen3-moe")):
+    for family in bench.pick(FAMILIES, ("qwen3", "gemma3", "qwen3-moe", GPTQ)):
         references[family] = _reference(bench, family)
         for dtype in dtypes(bench.device, family):
             for way in ways(bench.device):
@@ -76,6 +78,9 @@ def ways(device: torch.device) -> tuple[str, ...]:
 
 def dtypes(device: torch.device, family: str) -> Iterator[str]:
     """Those that the device has for a family."""
+    if family == GPTQ:
+        yield "blocks" if device.type == "cuda" else "bfloat16"
+        return
     if device.type == "cuda":
         yield "float32"
     yield "bfloat16"
@@ -92,16 +97,28 @@ def saved(family: str, path: Path) -> Any:
     from tests.model.tiny import save
 
     logging.disable_progress_bar()
-    return save(family, path)
+    if family != GPTQ:
+        return save(family, path)
+    from tests.model.quantized.test_gptq import CONFIG, gptq
+    from tests.model.quantized.written import write
+    from tests.model.tiny import CONFIGS
+
+    config = CONFIGS["qwen3"]()
+    config.update({"head_dim": 32, "intermediate_size": 128})  # whole groups
+    return write(config, path, gptq(group=32), CONFIG | {"group_size": 32})
 
 
 def follow(backend: TorchBackend, tokens: list[list[int]]) -> np.ndarray:
-    """Logits [prompts, new, vocabulary] of PROMPTS, each followed by its tokens, one a step."""
+    """Logits [prompts, new, vocabulary] of PROMPTS, each followed by its tokens, one a step.
+
+    The last prompt has a step of its own: products have other kernels for as many tokens.
+    """
     drivers = _drivers()
-    fed, steps = PROMPTS, []
+    fed, steps = PROMPTS, list[np.ndarray]()
     for following in zip(*tokens, strict=True):
         rows = [d.feed(each, output=OutputMode.FULL) for d, each in zip(drivers, fed, strict=True)]
-        steps.append(np.stack([logits_of(out)[-1] for out in backend.forward(rows)]))
+        parts = (rows,) if steps else (rows[:2], rows[2:])
+        steps.append(np.stack([logits_of(out)[-1] for part in parts for out in backend.forward(part)]))
         fed = [[token] for token in following]
     return np.stack(steps, axis=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 import torch
 
@@ -55,7 +56,8 @@ def _layer(bench: Bench, form: Format | int | None, name: str, n: int, k: int) -
         item_bytes = 0.5 + 4 / form
     copies = bench.pick(max(-(-_COLD_BYTES // int(item_bytes * n * k)), 2), 2)
     try:
-        linears = [_linear(form, name, n, k, device) for _ in range(copies)]
+        linears = [_linear(form, name, n, k, device)]
+        linears += [deepcopy(linears[0]) for _ in range(copies - 1)]
         adds = name in ("output", "down")
         counts = bench.pick(_ROWS, (1, 4))
         everything = _random(counts[-1], k, device)

@@ -24,7 +24,7 @@ _EXPERIMENTS = {
     "E3": ("whole steps of the backend", "e3_step", 135),
     "E5": ("through gRPC, one and two steps in flight", "e5_service", 120),
     "E8": ("the same model in transformers", "e8_transformers", 125),
-    "E1": ("linear layers: bf16, int8, fp8", "e1_linears", 60),
+    "E1": ("linear layers: bf16, int8, fp8, int4", "e1_linears", 60),
     "E2": ("attention beside SDPA and FlashInfer", "e2_attention", 60),
     "E7": ("a mixture of experts", "e7_experts", 110),
     "E4": ("cold start, compile time and memory", "e4_loading", 150),

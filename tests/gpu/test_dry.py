@@ -86,11 +86,11 @@ def test_without_a_compiler_of_cpu_kernels_tokens_are_compared_with_those_of_tra
     cases = results(out)["experiments"]["check"]["cases"]
     skipped = {(case["family"], case["compared"].partition(", ")[2]) for case in cases if "skipped" in case}
     assert skipped == {
-        *((family, "CPU backend float32") for family in ("qwen3", "gemma3", "qwen3-moe")),
+        *((family, "CPU backend float32") for family in ("qwen3", "gemma3", "qwen3-moe", "qwen3-gptq")),
         *((family, "CPU backend int8") for family in ("qwen3", "gemma3")),
     }
     assert "qwen3-moe transformers fp32 on cpu, CPU backend float32" in done.stdout
     compared = [case for case in cases if "skipped" not in case]
-    assert {case["family"] for case in compared} == {"qwen3", "gemma3", "qwen3-moe"}
+    assert {case["family"] for case in compared} == {"qwen3", "gemma3", "qwen3-moe", "qwen3-gptq"}
     assert all(case["right"] and case["positions"] == 3 * 8 for case in compared)
     assert all(case["compared"].startswith("transformers fp32 on cpu, ") for case in compared)

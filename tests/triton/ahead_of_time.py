@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -91,7 +92,6 @@ BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 _FEW_BUFFERS = 3  # enough in short rows where pages are looked up ahead: their programs are smaller
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
 _FP32_SPILLED = 128  # bytes of a thread
-_TILED_SPILLED = 16  # the same, of weights of 4 bits for 64 rows, where a thread has 128 registers
 _SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
 DEPENDENT = 90
 """The architecture with dependent launches; some shapes' kernels are compiled for them once each."""
@@ -304,8 +304,7 @@ def whatever_the_heads(shape: Shape, architecture: int) -> Iterator[tuple[str, L
     groups = Groups.empty(hidden, chosen, shape.experts)
     yield "group", group_launch(hidden, chosen, groups)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
-    if shape.dtype == torch.bfloat16:
-        yield from packed()
+    yield from packed(every=shape not in MIXTURES)
     if shape.dtype != torch.float32:
         gate_up, down = new(shape.experts, 1536, 2048), new(shape.experts, 2048, 768)
         inner = new(8, 768)
@@ -338,29 +337,34 @@ def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         yield name, few_scaled_rows_launch(numbers, new(rows, 1, wide), weight, new(1, hidden, wide), out)
 
 
-def packed() -> Iterator[tuple[str, Launch]]:
-    """The products over 4 bits, of Q4_0, Q4_1, and GPTQ in groups of 128, and what dequantizes them."""
+def packed(*, every: bool) -> Iterator[tuple[str, Launch]]:
+    """The products over 4 bits, of GPTQ in groups of 128, Q4_1 and Q4_0, and what dequantizes them.
+
+    Without `every` those of GPTQ alone, of few rows and of most rows, and Q4_1's of few rows.
+    """
     size, meta = 4096, torch.device("meta")
     arrivals = new_arrivals(meta)
-    for group, least in ((32, False), (32, True), (128, False)):
+    for group, least in ((32, False), (32, True), (128, False)) if every else ((32, True), (128, False)):
         words = torch.empty(size // 64, size // group, 64, dtype=torch.int32, device=meta)
         span = min(group, INPUTS)
         codes = torch.empty(size // 64, size // span, 64, span // 2, dtype=torch.uint8, device=meta)
         weight = PackedWeight(size, size, span, group // span, codes, words, words.float() if least else None)
         name = f"4 bits, {group}{', minima' if least else ''}"
-        for rows in (3, 16, 64):
+        for rows in (3, 16, 64) if every else (3,):
             x, out = (torch.empty(rows, size, dtype=torch.bfloat16, device=meta) for _ in range(2))
             kind = "few rows" if rows == 3 else f"{rows} rows"
             yield f"{kind}, {name}", packed_rows_launch(x, weight, None, out, arrivals, add=True)
-        yield f"unpack, {name}", unpack_launch(weight, out)
-    silu, inner = Activation.SILU, out[:, : size // 2]
-    for rows in (3, 64):
-        launch = packed_rows_launch(x[:rows], weight, None, inner[:rows], arrivals, activation=silu)
+        if every:
+            yield f"unpack, {name}", unpack_launch(weight, out)
+    silu = Activation.SILU
+    for rows in (3, 64) if every else (64,):
+        x, inner = (torch.empty(rows, k, dtype=torch.bfloat16, device=meta) for k in (size, size // 2))
+        launch = packed_rows_launch(x, weight, None, inner, arrivals, activation=silu)
         yield f"{'few' if rows == 3 else rows} rows, 4 bits, gate", launch
 
 
-def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> Compiled:
-    """What Triton's just-in-time compiler would make of the launch: it treats numbers the same way."""
+def _specialized(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
+    """Its kernel's signature, constants and hints, as Triton's just-in-time compiler would have them."""
     signature, constants, hints = {}, dict(launch.constants), {}
     for i, name in enumerate(launch.kernel.arg_names):
         value = launch.arguments.get(name)
@@ -374,6 +378,12 @@ def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> C
             signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
             if known and (isinstance(value, torch.Tensor) or value % 16 == 0):
                 hints[(i,)] = [["tt.divisibility", 16]]
+    return signature, constants, hints
+
+
+def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> Compiled:
+    """What Triton's just-in-time compiler would make of the launch."""
+    signature, constants, hints = _specialized(launch)
     # A kernel's parameters are those of its arguments that are no constants.
     parameters = [name for name in launch.kernel.arg_names if signature[name] != "constexpr"]
     weights = [parameters.index(name) for name in ("weight",) if name in parameters]
@@ -405,18 +415,39 @@ def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> C
     )
 
 
-def lines(shape: Shape, architecture: int) -> list[str]:
+def _launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+    """Those of a shape that are compiled."""
+    if shape.pages is not None:
+        return over_pages(shape, architecture)
+    if shape in ATTENTION_SHAPES:
+        return attention(shape, architecture)
+    if shape.experts:
+        return whatever_the_heads(shape, architecture)
+    return (basics if architecture == 86 else launches)(shape, architecture)
+
+
+def _jobs(shapes: list[Shape]) -> Iterator[tuple[Shape, int, set[str]]]:
+    """Shapes, architectures, and the names of the kernels that no shape before has in the same way."""
+    for architecture in SHARED_BYTES:
+        seen = set()
+        for shape in shapes:
+            names = set()
+            for name, launch in _launches(shape, architecture) if architecture in shape.architectures else ():
+                key = str((launch.kernel.fn, *_specialized(launch), launch.warps, launch.stages))
+                if key not in seen:
+                    names.add(name)
+                    seen.add(key)
+            if names:
+                yield shape, architecture, names
+
+
+def lines(shape: Shape, architecture: int, names: set[str]) -> list[str]:
     """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
     found = []
     dependent: set[object] = set()  # kernels that were compiled for dependent launches
-    every = basics if architecture == 86 else launches
-    if shape.pages is not None:
-        every = over_pages
-    elif shape in ATTENTION_SHAPES:
-        every = attention
-    elif shape.experts:
-        every = whatever_the_heads
-    for name, launch in every(shape, architecture):
+    for name, launch in _launches(shape, architecture):
+        if name not in names:
+            continue
         made = compiled(launch, architecture)
         fault = _fault(name, shape, architecture, launch, made)
         found.append(f"{_mark(fault)} {_line(name, shape, architecture, launch, made)} {fault}")
@@ -459,14 +490,8 @@ def main(shapes: list[Shape]) -> int:
         "  shared B  matrix instr.  programs  buffers  ahead  KB ahead"
     )
     bad = 0
-    each = [
-        (shape, architecture)
-        for architecture in SHARED_BYTES
-        for shape in shapes
-        if architecture in shape.architectures
-    ]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
-        for found in processes.map(lines, *zip(*each, strict=True)):
+        for found in processes.map(lines, *zip(*_jobs(shapes), strict=True)):
             print("\n".join(found), flush=True)
             bad += sum(line.startswith("BAD") for line in found)
     return bad
@@ -502,8 +527,7 @@ def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
 def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
     """What is wrong with a kernel; "" if nothing is."""
     # fp32 is there for comparisons: prompts of wide heads may keep a little in memory.
-    spilled = _FP32_SPILLED if shape.dtype == torch.float32 and name.endswith("long") else 0
-    if made.spilled_bytes > (_TILED_SPILLED if name.startswith("64 rows") else spilled):
+    if made.spilled_bytes > (_FP32_SPILLED if shape.dtype == torch.float32 and name.endswith("long") else 0):
         return "it spills registers"
     if made.disorder:
         return made.disorder

@@ -94,9 +94,13 @@ def test_products_equal_those_in_fp32_rounded_once(kind: str, rows: int, n: int,
     assert not arrivals.any()  # as the next launch needs them
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, TILED_ROWS + 1])
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.CLAMPED])
+@pytest.mark.parametrize(
+    ("kind", "rows", "activation"),
+    [
+        *((kind, 1 + FEW_ROWS, Activation.SILU) for kind in KINDS),
+        *(("minima", rows, Activation.CLAMPED) for rows in (1, FEW_ROWS, TILED_ROWS + 1)),
+    ],
+)
 def test_layers_equal_those_of_dequantized_weights(kind: str, rows: int, activation: Activation) -> None:
     torch.manual_seed(rows)
     kernels, k = CudaBlockKernels(CPU, BF16), 512
@@ -184,7 +188,7 @@ def test_a_model_of_gptq_in_groups_of_32_keeps_its_weights_and_gives_the_logits_
 ) -> None:
     """In captured steps, of few rows and of more."""
     config = config_of("mistral", "plain", sliding_window=None, hidden_size=64, intermediate_size=128,
-                       num_attention_heads=4, head_dim=16)  # fmt: skip
+                       num_attention_heads=4, head_dim=16, num_hidden_layers=1)  # fmt: skip
     write(config, tmp_path, gptq(group=32), CONFIG | {"group_size": 32})
     plain = loaded(tmp_path, PlainKernels(CPU, BF16), monkeypatch)
     plain.allocate(PAGES, PAGE)
@@ -192,7 +196,7 @@ def test_a_model_of_gptq_in_groups_of_32_keeps_its_weights_and_gives_the_logits_
     backend = loaded(tmp_path, CudaBlockKernels(CPU, BF16), monkeypatch)
     assert "no kernel multiplies" not in caplog.text
     model = backend.model
-    assert model.bytes() < 0.7 * plain.model.bytes()  # embedding and output layer stay in bf16
+    assert model.bytes() < 0.8 * plain.model.bytes()  # embedding and output layer stay in bf16
     runner = DeviceRunner(model, model.new_caches(PAGES, PAGE), PAGE)
     for field, size in {"_SHORT_TOKENS": (8,), "_LONG_TOKENS": (48,), "_LONG_OUTPUTS": (48,)}.items():
         monkeypatch.setattr(graphs, field, size)

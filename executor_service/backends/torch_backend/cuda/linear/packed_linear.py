@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
-from executor_service.backends.torch_backend.cuda.linear.linears import with_lines
+from executor_service.backends.torch_backend.cuda.linear.linears import CudaLinear, with_lines
 from executor_service.backends.torch_backend.cuda.linear.packed import (
     BLOCK,
     INPUTS,
@@ -121,12 +120,10 @@ class PackedLinear:
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         """[rows, k] to [rows, n]; with `add_to` [rows, n] the result is added to it, in place."""
-        if len(x) <= TILED_ROWS:
-            out = x.new_empty(len(x), self.packed.n) if add_to is None else add_to
-            self._launch(x, out, add=add_to is not None)
-        else:
-            product = functional.linear(x, self.unpacked(), self._bias)
-            out = product if add_to is None else add_to.add_(product)
+        if len(x) > TILED_ROWS:
+            return CudaLinear(self.unpacked(), self._bias)(x, add_to, change)
+        out = x.new_empty(len(x), self.packed.n) if add_to is None else add_to
+        self._launch(x, out, add=add_to is not None)
         if change is not None:
             change.add(x, out)
         return out
