@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
+from service_kit.plugins import PluginError
 from service_kit.settings import ServiceSettings
 
 from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
 from executor_service.backends.reference.settings import PagedAttentionSettings
-from executor_service.backends.settings import BackendSettings
+from executor_service.backends.settings import BackendSettings, PluginSettings
 from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.contract.limits import MAX_ADAPTER_RANK
 
-BackendName = Literal["oracle", "script", "paged-attention", "torch"]
 Positive = Annotated[int, Field(ge=1)]
 
 
-BACKENDS: Mapping[BackendName, type[BackendSettings]] = {
+BACKENDS: Mapping[str, type[BackendSettings]] = {
     "oracle": OracleSettings,
     "script": ScriptSettings,
     "paged-attention": PagedAttentionSettings,
@@ -31,7 +31,7 @@ BACKENDS: Mapping[BackendName, type[BackendSettings]] = {
 }
 
 
-class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, ServiceSettings):
+class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, PluginSettings, ServiceSettings):
     """Paceline's executor: a model, its device and a paged KV cache, as a gRPC service."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_EXECUTOR_")
@@ -43,7 +43,10 @@ class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, Serv
 
     port: int = Field(50061, ge=0, le=65535, description="port to listen on; 0: any free one")
 
-    backend: BackendName = Field("torch", description="what computes the steps")
+    backend: str = Field(
+        "torch",
+        description="what computes the steps: oracle, script, paged-attention, torch, or an installed plugin",
+    )
 
     # the cache and the step
     kv_memory: ByteSize | None = Field(
@@ -107,20 +110,29 @@ class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, Serv
     @property
     def backend_settings(self) -> BackendSettings:
         """The settings of the chosen backend."""
-        return BACKENDS[self.backend].of(self)
+        return self._backend_type.of(self)
+
+    @property
+    def _backend_type(self) -> type[BackendSettings]:
+        return BACKENDS.get(self.backend, PluginSettings)
 
     @property
     def follower_flags(self) -> list[str]:
         """Command line of a follower rank: the backend's settings and the log's."""
         flags = []
-        for name in ("backend", *BACKENDS[self.backend].model_fields, "log_level", "log_format"):
+        for name in ("backend", *self._backend_type.model_fields, "log_level", "log_format"):
             if (value := getattr(self, name)) is not None:
                 flags += [f"--{name.replace('_', '-')}", str(value)]
         return [*flags, "--exit-with-stdin", "--no-secrets-stdin"]
 
     @model_validator(mode="after")
     def _consistent(self) -> ExecutorConfig:
-        self.backend_settings.check()
+        try:
+            self.backend_settings.check()
+        except PluginError as error:
+            raise ValueError(f"--backend: {error}; Paceline's own are {', '.join(BACKENDS)}") from error
+        if self.backend_options and self.backend in BACKENDS:
+            raise ValueError(f"--backend-options are for plugins, and {self.backend} is none")
         if self.backend != "torch" and self.tensor_parallel > 1:
             raise ValueError("--tensor-parallel is for the torch backend")
         if self.adapter_dir is not None and not self.adapter_dir.is_dir():

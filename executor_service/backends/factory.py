@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service_kit.plugins import BACKENDS, find
+
 from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
 from executor_service.backends.reference.settings import PagedAttentionSettings
-from executor_service.backends.settings import BackendSettings
+from executor_service.backends.settings import BackendSettings, PluginSettings
 from executor_service.backends.torch_backend.settings import TorchSettings
 
 
@@ -39,6 +41,19 @@ def make_backend(settings: BackendSettings, follower_flags: Sequence[str] = ()) 
                 from executor_service.backends.torch_backend.factory import torch_backend
 
                 return torch_backend(settings, follower_flags)
+            case PluginSettings():
+                return _of_plugin(settings)
     except ValueError as error:
         raise ModelError(str(error)) from error
     raise TypeError(f"no backend has settings of type {type(settings).__name__}")
+
+
+def _of_plugin(settings: PluginSettings) -> Backend:
+    """What the plugin's entry point makes of the options. Raises PluginError, whatever the plugin raises."""
+    plugin = find(BACKENDS, settings.backend)
+    make = plugin.load()
+    try:
+        backend: Backend = make(settings.backend_options)
+    except Exception as error:  # code of others may raise anything
+        raise plugin.fault(error) from error
+    return backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from service_kit.plugins import BACKENDS, find
 
 BYTE_VOCABULARY = 257
 """Ids of the byte tokenizer: one for each byte, and the end of sequence."""
@@ -22,6 +23,19 @@ class BackendSettings(BaseModel):
 
     def check(self) -> None:
         """Raises ValueError if the backend can't run with these settings."""
+
+
+class PluginSettings(BackendSettings):
+    """Settings of a backend that an installed package has as an entry point `paceline.backends`."""
+
+    backend: str = Field(default="", description="name of the entry point")
+    backend_options: dict[str, str] = Field(
+        default_factory=dict, description="options of a plugin's backend, as in width=32 (plugins)"
+    )
+
+    def check(self) -> None:
+        """Raises ValueError if no installed package has this backend, or two have."""
+        find(BACKENDS, self.backend)
 
 
 class SyntheticModelSettings(BackendSettings):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from service_kit.plugins import GROUPS, Plugin, PluginError, installed
 
 from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, one_line_errors, security
 from paceline.cli.diagnosis import Verdict, diagnose
@@ -31,6 +32,7 @@ def doctor(
     """
     with one_line_errors(address):
         found = diagnose(address, security(context), timeout_s)
+        plugins = _plugins()
         if as_json:
             fields = {
                 "address": address,
@@ -39,6 +41,7 @@ def doctor(
                 "detail": found.detail,
                 "note": found.note,
                 "advice": found.advice,
+                "plugins": plugins,
             }
             typer.echo(json.dumps(fields))
         else:
@@ -48,5 +51,25 @@ def doctor(
                 lines.append(f"[yellow]{escape(found.note)}[/]")
             if found.verdict is not Verdict.OK:
                 lines.append(escape(found.advice))
+            for one in plugins:
+                what = f"plugin: {one['kind']} {one['name']} of {one['package']}"
+                lines.append(f"[red]{escape(one['problem'])}[/]" if one["problem"] else escape(what))
             console.print("\n".join(lines), highlight=False, soft_wrap=True)
     raise typer.Exit(0 if found.verdict is Verdict.OK else 1)
+
+
+def _plugins() -> list[dict[str, str]]:
+    """The plugins that are installed here, each loaded once to see whether that works."""
+    return [
+        {"kind": one.kind, "name": one.name, "package": one.package, "problem": _problem(one)}
+        for group in GROUPS
+        for one in installed(group)
+    ]
+
+
+def _problem(plugin: Plugin) -> str:
+    try:
+        plugin.load()
+    except PluginError as error:
+        return str(error)
+    return ""
