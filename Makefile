@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-page test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `p
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
 	cd tests/gateway && npm ci --no-audit --no-fund
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai --numprocesses 2 --dist loadfile $(ARGS)
+
+test-openai-frameworks: $(STAMP) ## LangChain, litellm, LlamaIndex and Node's AI SDK, in environments of their own under build/
+	test -d build/frameworks || $(PYTHON) -m venv build/frameworks
+	build/frameworks/bin/pip install --quiet langchain-openai litellm llama-index-llms-openai-like llama-index-embeddings-openai-like
+	npm install --prefix build/frameworks/node --no-save --no-audit --no-fund ai@6 @ai-sdk/openai-compatible@2 zod@4
+	$(BIN)/python -m tests.gateway.frameworks build/frameworks/bin/python build/frameworks/node/node_modules
 
 test-page: $(STAMP) ## The chat page in a browser: needs chromium and chromedriver (apt install chromium-driver)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline import ToolCall
+from paceline import Client, ToolCall
 from paceline.testing import FakeReply, FakeScheduler
 from service_kit.identity import token_hash
 
+from tests.support.adapter_stack import Operator, write_adapters
 from tests.support.openai_door import serving_door
 from tests.support.stack import oracle_stack
 
@@ -159,6 +161,37 @@ def test_a_chat_streams_and_says_how_fast(page: Page, fake: FakeScheduler) -> No
     page.answered(2)
     sent = fake.calls[-1].request.messages.messages
     assert [one.content for one in sent] == ["Count", "One two three four five.", "More"]
+
+
+def test_a_chat_goes_to_the_adapter_that_is_chosen(driver: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.support.select import Select
+
+    adapters = write_adapters(tmp_path / "adapters", "ab")
+    flags = ("--adapter-dir", str(adapters), "--adapter-slots", "2")
+    with oracle_stack(tmp_path, executor=flags) as stack, page_of(stack.scheduler.address) as url:
+
+        async def load() -> None:
+            async with Operator(stack.scheduler.address) as operator:
+                for name in "ab":
+                    await operator.load(name)
+
+        asyncio.run(load())
+        page = Page(driver, url)
+        page.open()
+        assert page.texts("#model option") == ["oracle", "a", "b"]
+        page.settings(more='{"seed": 1, "max_tokens": 12}')
+        for count, name in enumerate(("oracle", "b"), start=1):
+            Select(page.find("#model")).select_by_value(name)
+            page.say("Hi")
+            page.answered(count)
+        shown = page.texts("article.assistant .content")
+        assert shown[0] != shown[1]
+        with Client(stack.scheduler.address) as client:
+            turns: list[Any] = [{"role": "user", "content": "Hi"}]
+            text = client.complete(messages=turns, seed=1, max_tokens=12).text
+            turns += [{"role": "assistant", "content": text}, turns[0]]
+            texts = [text, client.complete(messages=turns, seed=1, max_tokens=12, model="b").text]
+        assert [re.findall(r"\w", one) for one in shown] == [re.findall(r"\w", one) for one in texts]
 
 
 def test_stop_ends_the_request_and_keeps_what_came(page: Page, fake: FakeScheduler) -> None:

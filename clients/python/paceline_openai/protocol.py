@@ -17,6 +17,8 @@ from paceline_openai.settings import Bounds
 
 _MAX_PIPELINED = 8
 """Requests that may wait on a connection for an earlier one's answer."""
+_MAX_CHUNKS = 1 << 14
+"""Of a body. A chunk of a byte costs as much time as one of 64 KiB."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -26,7 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = self._head_count = self._requests = 0
+        self._head_bytes = self._head_count = self._requests = self._chunks = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -72,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A head begins."""
-        self._head_bytes = self._head_count = 0
+        self._head_bytes = self._head_count = self._chunks = 0
         self._requests += 1
         if self._requests > self.bounds.max_connection_requests:
             raise _TooMuch(429, "too many requests on one connection: open another")
@@ -99,6 +101,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._requests >= self.bounds.max_connection_requests:
             self.cycle.keep_alive = False
+
+    def on_chunk_header(self) -> None:
+        """A part of a body whose length was not said before."""
+        self._chunks += 1
+        if self._chunks > _MAX_CHUNKS:
+            raise _TooMuch(413, f"the body has more than {_MAX_CHUNKS:,} chunks")
 
     def on_response_complete(self) -> None:
         """The next head need not come soon, but what has come of one must become whole."""
