@@ -191,6 +191,16 @@ class SchedulerSettings(ServiceSettings):
     failover_timeout_s: float = Field(
         default=60.0, ge=0, le=86400, description="time after which a request without an executor ends"
     )
+    watchdog_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=86400,
+        description="time without an admission after which the scheduler counts whether what the queue waits"
+        " for is there: if so, its state is DEGRADED; 0: never",
+    )
+    degraded_health: Literal["serving", "not-serving"] = Field(
+        default="serving", description="health of a scheduler whose state is DEGRADED"
+    )
     stall_timeout_s: float = Field(
         default=30.0,
         gt=0,
@@ -289,6 +299,7 @@ class SchedulerSettings(ServiceSettings):
             max_queued_requests_per_identity=self.max_queued_requests_per_identity,
             max_queued_tokens=self.max_queued_tokens,
             failover_timeout_s=self.failover_timeout_s,
+            watchdog_s=self.watchdog_s,
             max_in_flight=self.steps_in_flight,
             max_draft_tokens=self.max_draft_tokens,
         )

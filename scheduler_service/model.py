@@ -22,6 +22,7 @@ class ServiceState(enum.Enum):
     SERVING = "serving"
     NO_EXECUTOR = "no_executor"  # queued: no executor is ready for new sequences
     DRAINING = "draining"  # refused
+    DEGRADED = "degraded"  # queued: the queue waits for something that is there, which is a fault
 
 
 @dataclass(frozen=True, slots=True)

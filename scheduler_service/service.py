@@ -15,6 +15,7 @@ from scheduler_service.adapters import AdapterAdmin
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.core.scheduler import StepScheduler
+from scheduler_service.core.watchdog import Fault
 from scheduler_service.directory.listing import Listing, Load
 from scheduler_service.directory.live import LiveDirectory
 from scheduler_service.directory.peers import Peers
@@ -51,6 +52,7 @@ class SchedulerService:
         self.draining = False
         self.settled = asyncio.Event()
         """Set but while a new request would be refused for a model that may yet be loaded."""
+        self._fault: Fault | None = None  # that was logged last
         self.started_at = time.monotonic()
         self._generation, self._drawn = time.time_ns() // 1_000_000, secrets.token_hex(16)  # of the directory
         self.rates = Rates(self.started_at)
@@ -115,7 +117,9 @@ class SchedulerService:
             return ServiceState.DRAINING
         if self.pool.served is None or self.core.capacity is None:
             return ServiceState.LOADING
-        return ServiceState.SERVING if self.ready_executors else ServiceState.NO_EXECUTOR
+        if not self.ready_executors:
+            return ServiceState.NO_EXECUTOR
+        return ServiceState.SERVING if self.core.fault is None else ServiceState.DEGRADED
 
     @property
     def ready_executors(self) -> int:
@@ -126,7 +130,10 @@ class SchedulerService:
     def healthy(self) -> bool:
         """Whether a request sent now would get tokens: the server's health."""
         active = self.pool.active
-        if self.state is not ServiceState.SERVING or active is None or not active.ready:
+        served = {ServiceState.SERVING}
+        if self.settings.degraded_health == "serving":
+            served.add(ServiceState.DEGRADED)
+        if self.state not in served or active is None or not active.ready:
             return False
         return self.core.connected and active.step_age_s < STUCK_STEP_S
 
@@ -223,6 +230,17 @@ class SchedulerService:
     def _model(self) -> ServedModel | None:
         return None if self.pool.served is None else self.pool.served.model
 
+    def _tell_fault(self) -> None:
+        """Log and count when the watchdog finds something, or nothing any more."""
+        fault = self.core.fault
+        if fault is not None and self._fault is None:
+            reason = fault.reason.name.lower()
+            log.error("degraded: the queue waits for what is there", reason=reason, detail=fault.detail)
+        elif fault is None and self._fault is not None:
+            log.info("no longer degraded")
+        self._fault = fault
+        self.metrics.degraded.set(fault is not None)
+
     async def _tick(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         while True:
             self.streams.cancel_stalled(self.settings.stall_timeout_s)
@@ -230,6 +248,7 @@ class SchedulerService:
             self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES), self.core.waiting_by_reason())
             wanted, uses = self.wanted, self.core.adapter_use()
             self.metrics.adapters.show(wanted.served, wanted.requests, uses, wanted.loads, wanted.unloads)
+            self._tell_fault()
             self.rates.observe(snapshot.counters, time.monotonic())
             if self.directory is not None:
                 self.directory.refresh()

@@ -40,6 +40,7 @@ from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.wait_report import WaitReport, is_slow, report
 from scheduler_service.core.waiting.reasons import WaitReason
+from scheduler_service.core.watchdog import Fault, Watchdog
 
 
 class StepScheduler:
@@ -57,6 +58,7 @@ class StepScheduler:
         )
         self._reader = ResultReader(config, self._registry, self._pool, self._speculator, self._counters)
         self._target = TargetExecutor(config)
+        self._watchdog = Watchdog(config.watchdog_s, self._pool, self._target)
         self._expiry = Expiry(config.failover_timeout_s, self._registry, self._target)
         self._dispatcher = Dispatcher(
             self._pool,
@@ -137,6 +139,11 @@ class StepScheduler:
             if (identity is None or live.request.identity == identity) and is_slow(live, now)
         ]
         return [report(live, self._pool, now) for live in found[:most]], max(0, len(found) - most)
+
+    @property
+    def fault(self) -> Fault | None:
+        """What the queue waits for although it is there; None: nothing, as far as the watchdog can tell."""
+        return self._watchdog.fault
 
     @property
     def identities(self) -> Iterator[str]:
@@ -328,7 +335,11 @@ class StepScheduler:
         """
         self._waits.now = now
         self._expiry.expire(now)
-        return self._dispatcher.next_step(now)
+        may_send = self._target.takes_a_step
+        step = self._dispatcher.next_step(now)
+        if may_send:
+            self._watchdog.planned(now)
+        return step
 
     def apply(self, result: StepAnswer, now: float) -> list[Event]:
         """Take the answer to the oldest step in flight.

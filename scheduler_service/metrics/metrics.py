@@ -96,7 +96,9 @@ class Telemetry(Collector):
         self.executor_ready = Gauge(
             f"{_PREFIX}_executor_ready", "1: the executor can serve", ["address"], registry=self.registry
         )
-
+        self.degraded = Gauge(
+            f"{_PREFIX}_degraded", "1: the queue waits for something that is there", registry=self.registry
+        )
         self.tasks = Gauge(f"{_PREFIX}_tasks", "Tasks of the event loop", registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -245,6 +245,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             ready_executors=service.ready_executors,
             snapshot=service.core.snapshot(),
             rates=service.rates,
+            fault=service.core.fault,
         )
 
     async def admit(self, context: _Context) -> None:

@@ -12,6 +12,7 @@ from service_kit.identity import Identity
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish
 from scheduler_service.core.snapshot import Snapshot
+from scheduler_service.core.watchdog import Fault
 from scheduler_service.metrics.rates import Rates
 from scheduler_service.model import (
     DraftingOffer,
@@ -26,7 +27,7 @@ from scheduler_service.rpc.codec.adapters import named_adapters
 from scheduler_service.rpc.codec.embed import POOLINGS
 from scheduler_service.rpc.codec.requests import DRAFTERS
 from scheduler_service.rpc.codec.tools import MAX_TOOLS
-from scheduler_service.rpc.codec.waits import wait_times
+from scheduler_service.rpc.codec.waits import wait_reason, wait_times
 from scheduler_service.text.vocabulary import Vocabulary
 
 TOKEN_IDS_AT_ONCE = 1 << 14
@@ -221,7 +222,13 @@ def executor_list(executors: Sequence[ExecutorView]) -> admin_pb2.ListExecutorsR
 
 
 def service_status(
-    *, state: ServiceState, uptime_s: float, ready_executors: int, snapshot: Snapshot, rates: Rates
+    *,
+    state: ServiceState,
+    uptime_s: float,
+    ready_executors: int,
+    snapshot: Snapshot,
+    rates: Rates,
+    fault: Fault | None = None,
 ) -> pb.GetStatusResponse:
     """Live counters and load figures."""
     counters = snapshot.counters
@@ -256,4 +263,6 @@ def service_status(
         prompt_tokens_per_s=rates.prompt_tokens_per_s,
         completion_tokens_per_s=rates.completion_tokens_per_s,
         waits=wait_times(snapshot.waits),
+        degraded=pb.WAIT_REASON_UNSPECIFIED if fault is None else wait_reason(fault.reason),
+        degraded_detail="" if fault is None else fault.detail,
     )
