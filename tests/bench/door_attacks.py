@@ -191,6 +191,9 @@ async def malformed(target: Target, count: int) -> None:
                     continue
                 target.count(first)
                 break
+        if writer is not None:
+            writer.close()
+            await writer.wait_closed()
 
     async with asyncio.timeout(600):
         await asyncio.gather(*(worker() for _ in range(8)))

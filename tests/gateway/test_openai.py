@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,9 +18,9 @@ from pathlib import Path
 import pytest
 from paceline import Client
 
-from tests.bench import door_hostile
 from tests.gateway import eleven_faults
 from tests.gateway.support import url_of
+from tests.support.checkout import ROOT
 from tests.support.serve import Serve, gone, run, serving
 
 pytestmark = pytest.mark.openai
@@ -132,6 +135,11 @@ async def test_none_of_another_servers_eleven_faults_is_here(tmp_path: Path) -> 
         assert await eleven_faults.run(url_of(serve), serve.address, pid, tmp_path / "log") == {}
 
 
-def test_attacks_cost_little_memory_and_no_answer_is_a_500() -> None:
-    for line in door_hostile.run(short=True):
-        assert line.good or "gap" in line.name, str(line)  # a busy machine has gaps by itself
+def test_attacks_cost_little_memory_and_no_answer_is_a_500(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.door_hostile", "--short", "--json", str(tmp_path / "found")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (tmp_path / "found").exists(), result.stdout + result.stderr
+    for line in json.loads((tmp_path / "found").read_text()):
+        if "gap" not in line["name"]:  # a busy machine has gaps by itself
+            slack = 1.5 if "memory" in line["name"] else 1  # and more at once in memory
+            assert line["value"] <= slack * line["most"], result.stdout
