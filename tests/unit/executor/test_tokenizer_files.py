@@ -57,6 +57,17 @@ def test_bos_is_added_where_the_post_processor_puts_it_first(tmp_path: Path, pro
                 "normalizers": [{"type": "Replace", "pattern": {"String": "x"}, "content": "xx"}] * 40,
             }
         },
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "s"}, "content": "ss"}] * 40,
+            },
+            "added_tokens": [
+                {"id": 1, "content": "<s>"}
+                | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+                | dict.fromkeys(("normalized", "special"), True)
+            ],
+        },
         {"post_processor": TEMPLATE | {"special_tokens": {}}},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     ],

@@ -79,7 +79,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerBundle:
         raise ModelError(f"{path.name}: tokenizer.json is missing: the model has no tokenizer")
     raw = read_bounded(file, _MAX_TOKENIZER_BYTES)
     try:
-        tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+        tokenizer = Tokenizer.from_str(_unnormalized(raw))
     except (MemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and PanicException, which is none
@@ -94,6 +94,14 @@ def tokenizer_from_directory(path: Path) -> TokenizerBundle:
         add_bos=bool(bos) and _begins_with(tokenizer) == tokenizer.token_to_id(bos) is not None,
         generation_defaults=_generation_defaults(path),
     )
+
+
+def _unnormalized(raw: bytes) -> str:
+    """A tokenizer.json at whose reading no added token is normalized: a hostile normalizer takes any time."""
+    tokenizer = json.loads(raw)
+    for token in tokenizer.get("added_tokens") or ():
+        token["normalized"] = False
+    return json.dumps(tokenizer)
 
 
 def _begins_with(tokenizer: Tokenizer) -> int | None:
@@ -159,10 +167,13 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
-    for token, token_type in zip(tokens, types, strict=True):
-        if token_type in (_CONTROL, _USER_DEFINED):
-            special = token_type == _CONTROL
-            tokenizer.add_tokens([AddedToken(token, normalized=False, special=special)])
+    tokenizer.add_tokens(  # in one call: each call goes through all that were added before
+        [
+            AddedToken(token, normalized=False, special=token_type == _CONTROL)
+            for token, token_type in zip(tokens, types, strict=True)
+            if token_type in (_CONTROL, _USER_DEFINED)
+        ]
+    )
     bos, eos = _token_of(file, tokens, "bos"), _token_of(file, tokens, "eos")
     add_bos = bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos)
     add_eos = bool(meta.get("tokenizer.ggml.add_eos_token", False)) and bool(eos)
