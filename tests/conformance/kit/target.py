@@ -13,8 +13,6 @@ import pytest
 from paceline.channel import PLAINTEXT, Security
 
 from tests.conformance.kit.client import Executor, reasons_of
-from tests.conformance.kit.tiny_model import tiny_adapter, write_tiny_model
-from tests.support.adapter_files import write_adapter
 from tests.support.processes import running
 
 BACKENDS = ("oracle", "paged-attention", "torch")
@@ -52,6 +50,10 @@ def start(backend: str, processes: ExitStack, directories: pytest.TempPathFactor
 
 def arguments(backend: str, directory: Path) -> list[str]:
     """The command line of one of our own backends."""
+    # Only our own have models and adapters in files: checking an executor at an address needs no safetensors.
+    from tests.conformance.kit.tiny_model import tiny_adapter, write_tiny_model
+    from tests.support.adapter_files import write_adapter
+
     if backend == SLOW:
         knobs = ["--token-us", "400", "--max-piece-tokens", "16"]
         return [*arguments("oracle", directory), *knobs]
