@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Generic, ParamSpec, TypeVar
 
 import grpc
@@ -133,8 +134,13 @@ class Background:
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin the work, unless the last one has not ended. One that a fork left behind has."""
+
+        def run() -> None:
+            with suppress(ValueError):  # gRPC's for a call on a channel that was closed meanwhile
+                work()
+
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=work, name="paceline directory", daemon=True)
+            self._thread = threading.Thread(target=run, name="paceline directory", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
