@@ -16,6 +16,7 @@ _KINDS = {
     "str": "TEXT",
     "ByteSize": "SIZE",
     "tuple[str,...]": "TEXT",
+    "dict[str,str]": "NAME=VALUE",
 }
 """What --help calls a value, by its Python type."""
 _UNITS = {"s": "SECONDS", "ms": "MS", "us": "US", "mib": "MIB", "bytes": "BYTES"}
@@ -31,7 +32,7 @@ _FLAGS = {
     "--speculation": "off|auto|N",
 }
 _LIST = re.compile(r"\(default: \((.*)\)\)$")
-_NOTHING = re.compile(r" ?\(default: (None|False|\(\))?\)$")
+_NOTHING = re.compile(r" ?\(default: (None|False|\(\))?\)$| \(default factory: dict\)$")
 
 
 class Parser(argparse.ArgumentParser):
