@@ -122,7 +122,8 @@ class ExecutorConfig(TorchSettings, ScriptSettings, PagedAttentionSettings, Plug
         flags = []
         for name in ("backend", *self._backend_type.model_fields, "log_level", "log_format"):
             if (value := getattr(self, name)) is not None:
-                flags += [f"--{name.replace('_', '-')}", str(value)]
+                for one in value if isinstance(value, tuple) else (value,):
+                    flags += [f"--{name.replace('_', '-')}", str(one)]
         return [*flags, "--exit-with-stdin", "--no-secrets-stdin"]
 
     @model_validator(mode="after")

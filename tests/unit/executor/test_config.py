@@ -111,6 +111,7 @@ def test_ranks_that_follow_are_told_every_setting_of_the_backend(tmp_path: Path)
         max_context=4096,
         tensor_parallel=2,
         rank_timeout_s=7.5,
+        sampling_default=("temperature=0.2", "top_k=40"),
     )
     defaults = {name: field.default for name, field in TorchSettings.model_fields.items()}
     assert all(getattr(settings, name) != default for name, default in defaults.items())
