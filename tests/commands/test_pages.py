@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from paceline import Client
 
 from tests.support.checkout import ROOT
 from tests.support.fake_hub import COMMIT, FakeHub, fake_hub
@@ -149,6 +150,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     scripted = executor(*script, directory=directory / "scripted")
     try:
         plain, telling = (one.wait_serving().address for one in (alone, scripted))
+        with Client(serve.address) as client:
+            client.complete("Hello", max_tokens=1, request_id="ID")  # the id that pages give for one's own
         with fake_hub() as hub:
             hub.files = HUB
             yield Reader(directory, serve.address, plain, telling, hub)
