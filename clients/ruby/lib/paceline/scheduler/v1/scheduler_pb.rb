@@ -386,6 +386,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :loaded_at_s, :int64, 24
       optional :caller, :message, 25, "paceline.scheduler.v1.Caller"
       optional :vocabulary_fingerprint, :bytes, 26
+      optional :sampling, :message, 27, "paceline.scheduler.v1.SamplingParams"
     end
     add_message "paceline.scheduler.v1.EmbeddingInfo" do
       optional :pooling, :enum, 1, "paceline.scheduler.v1.Pooling"
