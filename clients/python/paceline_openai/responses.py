@@ -81,6 +81,9 @@ TABLE = Table(
     Field("prompt", None, "there are no stored prompts"),
     Field("context_management", None, "nothing is compacted; send less", ([],)),
     Field("moderation", None, "there is none"),
+    Field("background_options", None, "nothing runs in the background: stay connected"),
+    Field("access_programs", None, "there are none"),
+    Field("image", None, "no images are made"),
 )  # fmt: skip
 
 

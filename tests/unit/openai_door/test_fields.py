@@ -23,7 +23,8 @@ OPENAIS = {
         " stop stream stream_options suffix temperature top_p user"
     ),
     "/v1/responses": (
-        "background context_management conversation include input instructions max_output_tokens"
+        "access_programs background background_options context_management conversation image"
+        " include input instructions max_output_tokens"
         " max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt"
         " prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier"
         " service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p"
@@ -31,7 +32,7 @@ OPENAIS = {
     ),
     "/v1/embeddings": "input model dimensions encoding_format user",
 }
-"""Top-level fields of the requests of OpenAI's SDKs 2.54 and 3.57; tests/gateway/test_door.py asks it."""
+"""Top-level fields of the requests of OpenAI's SDK 3.57; tests/gateway/test_door.py asks it."""
 
 
 @pytest.mark.parametrize("path", OPENAIS)
