@@ -184,16 +184,19 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for capability in marker.args:
             if not executor.can(capability):
                 pytest.skip(f"{capability} is not advertised")
-    before = executor.status()
+    before = executor.at_rest or executor.status()
+    executor.at_rest = None
     yield
     try:
         for session in tuple(executor.open_sessions.values()):
             session.close()
-        after, cache = executor.status(), balanced(executor)
+        after = executor.status()
+        balanced(executor, after)
     except grpc.RpcError as error:
         executor.lost = code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         raise
     if after.state == pb.EXECUTOR_STATE_SERVING:
         assert after.sequences == before.sequences, "caches outlived their session"
-        assert cache.owned_pages == before.cache.owned_pages, "pages outlived their caches"
+        assert after.cache.owned_pages == before.cache.owned_pages, "pages outlived their caches"
         assert after.adapters.used_slots == before.adapters.used_slots, "slots outlived their caches"
+        executor.at_rest = after

@@ -51,7 +51,7 @@ def test_tokens_are_those_of_the_rules_and_the_noise(
 ) -> None:
     rules = pb.Sampling(seed=draw.seed(), **RULES[name])
     sequence = session.open(draw.prompt(), sampling=rules)
-    sequence.decode(9)
+    sequence.decode(3)  # alone; longer ones are in the batch of all rules
     judge.check(sequence)
 
 
@@ -66,7 +66,7 @@ def test_rows_of_every_kind_share_a_batch(session: Session, draw: Draw, judge: J
     count = min(len(RULES), session.executor.limits.max_rows)
     rules = [pb.Sampling(seed=draw.seed(), **fields) for fields in list(RULES.values())[:count]]
     sequences = [session.open(draw.short(), sampling=sampling) for sampling in rules]
-    decode_together(sequences, 5)
+    decode_together(sequences, 9)
     for sequence in sequences:
         judge.check(sequence)
 

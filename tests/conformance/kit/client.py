@@ -109,6 +109,7 @@ class Executor:
         self.vocab: int = self.info.model.vocab_size
         self.open_sessions: dict[int, Session] = {}
         self.lost = False  # unreachable: nothing more can be found out
+        self.at_rest: pb.GetStatusResponse | None = None  # between two tests, if the last one left nothing
 
     def call(self, rpc: str, request: Any, timeout: float | None = None) -> Any:
         """One unary RPC; again, where a grammar has not read all of an output yet.

@@ -35,9 +35,9 @@ def codes_of(executor: Executor, step: pb.Step, rows: int) -> list[grpc.StatusCo
         return [code_of(error)] * rows
 
 
-def balanced(executor: Executor) -> pb.CacheStatus:
-    """The page ledger, checked: free + cached + owned = total."""
-    cache = executor.status().cache
+def balanced(executor: Executor, status: pb.GetStatusResponse | None = None) -> pb.CacheStatus:
+    """The page ledger, of `status` or of now, checked: free + cached + owned = total."""
+    cache = (status or executor.status()).cache
     assert cache.total_pages == executor.limits.total_pages
     held = cache.free_pages + cache.cached_pages + cache.owned_pages
     assert held == cache.total_pages, f"{held} pages accounted for of {cache.total_pages}"
