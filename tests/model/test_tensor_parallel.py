@@ -131,9 +131,16 @@ def history(backend: Backend, sampling: Sampling) -> list[list[int]]:
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "drawn": Sampling(temperature=0.8, seed=3),
-    "filtered": Sampling(temperature=1.2, top_k=40, top_p=0.9, min_p=0.01, seed=9),
-    "penalized": Sampling(repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((17, 2.0),)),
+    "by every rule": Sampling(
+        temperature=1.2,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.01,
+        seed=9,
+        repetition_penalty=1.3,
+        frequency_penalty=0.4,
+        logit_bias=((17, 2.0),),
+    ),
 }
 
 

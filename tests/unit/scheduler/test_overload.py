@@ -59,8 +59,15 @@ def goodput(cost: StepCost, calls: Iterable[Call]) -> float:
     return len(done) / (end_s(cost) - WARM_UP_S)
 
 
-@pytest.mark.parametrize("deadline_s", [2.0, 5.0])
-@pytest.mark.parametrize(("cost", "loads"), [(FLAT, (1, 5)), (STEEP, (1, 2, 5))], ids=["flat", "steep"])
+@pytest.mark.parametrize(
+    ("cost", "loads", "deadline_s"),
+    [
+        pytest.param(FLAT, (1, 5), 2.0, id="flat"),
+        pytest.param(STEEP, (1, 5), 5.0, id="steep"),
+        pytest.param(FLAT, (1, 5), 5.0, id="flat, patient", marks=pytest.mark.slow),
+        pytest.param(STEEP, (1, 2, 5), 2.0, id="steep, impatient", marks=pytest.mark.slow),
+    ],
+)
 def test_goodput_stays_at_its_peak_however_much_is_offered(
     cost: StepCost, loads: tuple[int, ...], deadline_s: float
 ) -> None:

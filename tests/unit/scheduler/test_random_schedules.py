@@ -327,21 +327,21 @@ def check(schedule: Schedule) -> Counter[str]:
     return counts
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_every_output_equals_its_solo_run(schedule: Schedule) -> None:
     check(schedule)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_speculated_output_equals_its_plain_solo_run(backend: str, data: st.DataObject) -> None:
     check(data.draw(schedules(backend, speculate=True)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_so_it_does_where_verifications_run_ahead(backend: str, data: st.DataObject) -> None:
     check(data.draw(schedules(backend, speculate=True, late=True, depths=(2,))))

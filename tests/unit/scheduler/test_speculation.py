@@ -90,7 +90,7 @@ def test_forced_tokens_end_a_rest(in_flight: int) -> None:
     """Sequences that have had no promising drafts for long still get those that a grammar forces later."""
     run = harness(None, CoreConfig(max_in_flight=in_flight))
     free = SamplingSettings(temperature=1.0, seed=3, grammar=LATE)
-    requests = [replace(make_request(f"r{i}", max_tokens=120), sampling=free.with_seed(i)) for i in range(8)]
+    requests = [replace(make_request(f"r{i}", max_tokens=120), sampling=free.with_seed(i)) for i in range(3)]
     expected = [solo(EngineExecutor(CAPACITY), request)[0] for request in requests]
     for request in requests:
         run.add(replace(request, speculation=DraftingWish(GRAMMAR | NGRAM)))

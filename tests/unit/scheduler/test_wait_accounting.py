@@ -137,7 +137,7 @@ def check(schedule: Schedule) -> set[WaitReason]:
     return run.harness.judge()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_each_waiting_sequence_has_one_reason_and_its_sums_are_the_time_that_it_waited(
     schedule: Schedule,
@@ -145,7 +145,7 @@ def test_each_waiting_sequence_has_one_reason_and_its_sums_are_the_time_that_it_
     check(schedule)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules(speculate=True))
 def test_so_it_has_where_drafts_are_waited_for(schedule: Schedule) -> None:
     check(schedule)
