@@ -161,7 +161,9 @@ MORE_PAGE_SHAPES = [
 MIXTURES = [Shape(32, 4, 128, experts=128)]
 # Whose kernels are compiled for dependent launches too: between them they have all
 DEPENDENT_SHAPES = [SHAPES[0], *MIXTURES]
-MORE_MIXTURES = [Shape(32, 4, 128, dtype, experts=128) for dtype in (torch.float16, torch.float32)]
+MORE_MIXTURES = [
+    Shape(32, 4, 128, dtype, experts=64) for dtype in (torch.bfloat16, torch.float16, torch.float32)
+]
 # Qwen3-0.6B, -14B and -MoE; Qwen2-7B; multi-head attention; fp16
 MORE_SHAPES = [
     Shape(16, 8, 128), Shape(40, 8, 128), Shape(32, 4, 128), Shape(28, 4, 128), Shape(32, 32, 64),
@@ -286,7 +288,7 @@ def adapters(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield from zip(("shrink", "expand"), change.launches(x, out, shrunk), strict=True)
 
 
-def whatever_the_heads(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+def whatever_the_heads(shape: Shape) -> Iterator[tuple[str, Launch]]:
     """The kernels that do not depend on heads; a token has 8 experts, of width 768."""
 
     def new(*size: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
@@ -304,12 +306,22 @@ def whatever_the_heads(shape: Shape, architecture: int) -> Iterator[tuple[str, L
     groups = Groups.empty(hidden, chosen, shape.experts)
     yield "group", group_launch(hidden, chosen, groups)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
+    yield from products(shape)
+
+
+def products(shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """Of these, the products, whose pipelines differ between architectures."""
     yield from packed(every=shape not in MIXTURES)
     if shape.dtype != torch.float32:
+
+        def new(*size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=shape.dtype, device="meta")
+
+        hidden, chosen = new(1, 2048), torch.empty(1, 8, dtype=torch.int64, device="meta")
         gate_up, down = new(shape.experts, 1536, 2048), new(shape.experts, 2048, 768)
-        inner = new(8, 768)
-        yield "few rows, gated", few_gated_launch(hidden[:1], chosen[:1], gate_up, inner, Activation.SILU)
-        yield "few rows, down", few_down_launch(inner, chosen[:1], down, groups.rows[:8])
+        inner, rows = new(8, 768), Groups.empty(hidden, chosen, shape.experts).rows
+        yield "few rows, gated", few_gated_launch(hidden, chosen, gate_up, inner, Activation.SILU)
+        yield "few rows, down", few_down_launch(inner, chosen, down, rows)
 
 
 def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -421,9 +433,10 @@ def _launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
         return over_pages(shape, architecture)
     if shape in ATTENTION_SHAPES:
         return attention(shape, architecture)
+    every = architecture == DEPENDENT or shape in MORE_SHAPES + MORE_MIXTURES
     if shape.experts:
-        return whatever_the_heads(shape, architecture)
-    return (basics if architecture == 86 else launches)(shape, architecture)
+        return whatever_the_heads(shape) if every else products(shape)
+    return (launches if every else basics)(shape, architecture)
 
 
 def _jobs(shapes: list[Shape]) -> Iterator[tuple[Shape, int, set[str]]]:
