@@ -86,7 +86,7 @@ def serving(
         if serve.process.poll() is None:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.send_signal(signal.SIGTERM)
-        serve.process.wait(20)
+        serve.process.wait(60)
 
 
 def run(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:

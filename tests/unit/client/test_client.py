@@ -51,13 +51,13 @@ async def test_leaving_the_block_cancels_the_request(served: Served) -> None:
     async with served.client.generate("forever") as generation:
         async for _ in generation:
             break
-    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
+    await asyncio.wait_for(served.fake.cancelled.wait(), 60)
 
 
 async def test_letting_go_of_the_iterator_cancels_the_request(served: Served) -> None:
     async for _ in served.client.generate("forever"):
         break
-    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
+    await asyncio.wait_for(served.fake.cancelled.wait(), 60)
 
 
 async def test_closing_ends_the_iteration_without_an_error(served: Served) -> None:
@@ -84,7 +84,7 @@ async def test_cancelling_the_reading_task_cancels_the_request(served: Served) -
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
+    await asyncio.wait_for(served.fake.cancelled.wait(), 60)
 
 
 async def test_a_refusal_says_when_to_come_back(served: Served) -> None:
@@ -149,7 +149,7 @@ async def test_cancel_ends_the_request_and_the_iteration(served: Served) -> None
     generation = served.client.generate("forever")
     async for _ in generation:
         generation.cancel()
-    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
+    await asyncio.wait_for(served.fake.cancelled.wait(), 60)
 
 
 async def test_the_blocking_client_does_the_same(served: Served) -> None:
@@ -167,7 +167,7 @@ async def test_the_blocking_client_does_the_same(served: Served) -> None:
             return client.generate("words").text()
 
     assert await asyncio.to_thread(use) == "a b c"
-    await asyncio.wait_for(served.fake.cancelled.wait(), 5)
+    await asyncio.wait_for(served.fake.cancelled.wait(), 60)
 
 
 async def test_a_view_calls_over_the_same_channels_with_another_token(served: Served) -> None:

@@ -40,7 +40,7 @@ class Said:
         self._telling = asyncio.ensure_future(tell())
 
     async def until(self, wanted: Callable[[list[str]], bool]) -> None:
-        async with asyncio.timeout(20), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait_for(lambda: wanted(self.lines))
 
 
@@ -135,7 +135,7 @@ async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> No
     await service.start(0)
     assert service.pid is not None
     os.kill(service.pid, signal.SIGSTOP)
-    await asyncio.wait_for(service.stop(), 20)
+    await asyncio.wait_for(service.stop(), 60)
 
 
 LEAVES_ONE_BEHIND = (
@@ -154,7 +154,7 @@ async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(left, ended.set)
     await service.stop()
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), 60)
     asyncio.get_running_loop().remove_reader(left)
     os.close(left)
 
@@ -190,7 +190,7 @@ async def test_stopping_is_no_death(tmp_path: Path) -> None:
     await service.start(0)
     keeping = asyncio.create_task(service.keep_running())
     await service.stop()
-    await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, 60)
     assert service.starts == 1
     assert not any("died" in line for line in said.lines)
 
@@ -202,7 +202,7 @@ async def test_a_child_that_ignores_sigterm_can_be_killed(tmp_path: Path) -> Non
     await service.start(0)
     stopping = asyncio.create_task(service.stop())
     service.kill()
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 60)
 
 
 async def test_a_very_long_line_comes_in_pieces(tmp_path: Path) -> None:

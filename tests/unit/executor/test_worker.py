@@ -53,7 +53,7 @@ class Gate:
 
     def __call__(self) -> None:
         self.entered.set()
-        assert self._open.wait(10)
+        assert self._open.wait(60)
 
     def open(self) -> None:
         self._open.set()
@@ -337,7 +337,7 @@ async def test_no_finished_forward_is_missed_however_it_meets_the_next_step() ->
     await worker.start(lambda: harness.engine)
     plans = [plan(opening(1, PROMPT)), *(plan(row(1, n)) for n in range(len(PROMPT), 300))]
     steps: deque[asyncio.Future[tuple[StepPlan, StepResult]]] = deque()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for one in plans:  # as the scheduler sends them: the next one when the last but one is answered
             steps.append(worker.submit_step(one, kept=True))
             if len(steps) == 2:

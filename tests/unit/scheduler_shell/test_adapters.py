@@ -75,7 +75,7 @@ class Fleet:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the condition, which is looked at after each change of an executor's state."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await self._changed.wait()
                 self._changed.clear()
@@ -112,7 +112,7 @@ async def test_an_adapter_is_loaded_everywhere_before_requests_may_name_it() -> 
     async with fleet(one, two) as served:
         await served.all_ready()
         loading = asyncio.create_task(served.admin.load("sql", "tuned/sql"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(one.loaded.wait(), two.asked.wait())
         assert served.wanted.find("sql") is None
         two.loading.set()
@@ -154,7 +154,7 @@ async def test_an_executor_whose_session_is_being_opened_during_a_load_is_not_us
     two.sessions.clear()
     async with fleet(one, two) as served:
         await served.until(lambda: served.links[0].ready)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await two.greeted.wait()
         await served.admin.load("sql", "tuned/sql")
         assert not two.adapters
@@ -236,7 +236,7 @@ async def test_a_load_whose_caller_leaves_goes_on() -> None:
     async with fleet(fake) as served:
         await served.all_ready()
         loading = asyncio.create_task(served.admin.load("sql", "tuned/sql"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await fake.asked.wait()
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
@@ -281,7 +281,7 @@ async def test_an_adapter_that_is_unloaded_while_it_is_loaded_once_more_is_unloa
         fake.loading.clear()
         fake.asked.clear()
         loading = asyncio.create_task(served.admin.load("sql", "tuned/sql"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await fake.asked.wait()
         unloading = asyncio.create_task(served.admin.unload("sql"))
         await asyncio.sleep(0)

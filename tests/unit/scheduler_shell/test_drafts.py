@@ -82,7 +82,7 @@ class Drafting:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the condition, which is looked at after each change."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await self._woken.wait()
                 self._woken.clear()
@@ -174,7 +174,7 @@ async def test_another_vocabulary_at_the_first_handshake_is_a_mistake_that_names
     change: dict[str, Any], said: str
 ) -> None:
     async with serving(FakeExecutor()) as port, drafting(port, served=other(**change)) as made:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await made.pool.misconfigured.wait()
         assert f"--draft-executor 127.0.0.1:{port}" in made.pool.mistake
         assert "10 tokens, fingerprint 776f726473, s" in made.pool.mistake
