@@ -3,7 +3,9 @@ transformers: no model is served that answers otherwise than its files say."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +170,25 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def changed(name: str, changes: dict[str, Any], path: Path) -> Path:
-    """A random model whose config.json has these fields."""
-    save(name, path)
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a random model of a family, which is made once."""
+
+    @functools.cache
+    def directory(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        save(name, path)
+        return path
+
+    return directory
+
+
+def changed(model: Path, changes: dict[str, Any], path: Path) -> Path:
+    """The same model whose config.json has these fields."""
+    for file in model.iterdir():
+        if file.name != "config.json":
+            (path / file.name).symlink_to(file)
+    (path / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | changes))
     return path
 
 
@@ -182,18 +198,18 @@ def case_name(value: object) -> str:
 
 @pytest.mark.parametrize(("name", "changes"), REFUSED, ids=case_name)
 def test_a_field_that_changes_the_result_is_refused_by_name(
-    name: str, changes: dict[str, Any], tmp_path: Path
+    name: str, changes: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        open_checkpoint(changed(name, changes, tmp_path))
+        open_checkpoint(changed(saved(name), changes, tmp_path))
     assert any(field in str(caught.value) for field in changes)
 
 
 @pytest.mark.parametrize(("name", "changes"), EQUAL, ids=case_name)
 def test_a_field_that_is_accepted_means_what_it_does_in_transformers(
-    name: str, changes: dict[str, Any], tmp_path: Path
+    name: str, changes: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert_equal_to_transformers(changed(name, changes, tmp_path))
+    assert_equal_to_transformers(changed(saved(name), changes, tmp_path))
 
 
 def assert_equal_to_transformers(path: Path) -> None:

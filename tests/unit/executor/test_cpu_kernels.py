@@ -43,31 +43,34 @@ def attending(request: pytest.FixtureRequest) -> CpuKernels:
     return ATTENDING[request.param]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 100, 203])
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (64, 33), (100, 64), (7, 5), (520, 72)])
-def test_linear_equals_torch(rows: int, n: int, k: int) -> None:
-    torch.manual_seed(rows * n)
-    weight, bias, x, base = torch.randn(n, k), torch.randn(n), torch.randn(rows, k), torch.randn(rows, n)
+def test_linear_equals_torch(n: int, k: int) -> None:
+    torch.manual_seed(n)
+    weight, bias = torch.randn(n, k), torch.randn(n)
     linear, biased = CPU.linear([weight[: n // 2], weight[n // 2 :]]), CPU.linear([weight], bias)
-    torch.testing.assert_close(linear(x), functional.linear(x, weight), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
-    expected = base + functional.linear(x, weight, bias)
-    added = base.clone()
-    assert biased(x, add_to=added) is added
-    torch.testing.assert_close(added, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 100, 203):
+        x, base = torch.randn(rows, k), torch.randn(rows, n)
+        torch.testing.assert_close(linear(x), functional.linear(x, weight), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+        expected = base + functional.linear(x, weight, bias)
+        added = base.clone()
+        assert biased(x, add_to=added) is added
+        torch.testing.assert_close(added, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(biased(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
     ids = torch.randint(n, (9,))
     assert torch.equal(linear.rows(ids), weight[ids])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 110])
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (48, 33), (88, 64), (7, 5)])
-def test_gated_equals_torch(rows: int, n: int, k: int, activation: Activation) -> None:
-    torch.manual_seed(rows * n)
-    gate, up, x = torch.randn(n, k), torch.randn(n, k), torch.randn(rows, k)
-    expected = activation.join(torch.cat((x @ gate.T, x @ up.T), dim=-1))
-    torch.testing.assert_close(CPU.gated(gate, up, activation)(x), expected, atol=1e-4, rtol=1e-4)
+def test_gated_equals_torch(n: int, k: int, activation: Activation) -> None:
+    torch.manual_seed(n)
+    gate, up = torch.randn(n, k), torch.randn(n, k)
+    gated = CPU.gated(gate, up, activation)
+    for rows in (1, 2, 3, 6, 7, 110):
+        x = torch.randn(rows, k)
+        expected = activation.join(torch.cat((x @ gate.T, x @ up.T), dim=-1))
+        torch.testing.assert_close(gated(x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_products_are_bitwise_the_same_for_any_number_of_rows_and_threads() -> None:
@@ -157,15 +160,25 @@ def row(start: int, count: int, table: Sequence[int]) -> ForwardRow:
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 10), (32, 1, 24), (4, 1, 256)]
 PAGE_SIZES, WINDOWS = (1, 7, 16, 32, 48), (0, 1, 40)
 ATTENTIONS = [
-    pytest.param(*shape, page_size, window, marks=[pytest.mark.slow] if (i + j + k) % 3 else [])
+    pytest.param(
+        *shape, page_size, window, pages, helpers,
+        marks=[pytest.mark.slow] if (i + j + k) % 3 or (i + j + m + n) % 2 else [],
+    )
     for i, shape in enumerate(SHAPES)
     for j, page_size in enumerate(PAGE_SIZES)
     for k, window in enumerate(WINDOWS)
-]
-"""All combinations. Those that are not slow have each two of a shape, a page size and a window together."""
+    for m, pages in enumerate(ATTENDING)
+    for n, helpers in enumerate(("helped", "alone"))
+]  # fmt: skip
+"""All combinations. Those that are not slow have each two of these together but for pages and helpers, and
+each shape and page size with all pages, helped or alone."""
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "page_size", "window"), ATTENTIONS)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "page_size", "window", "attending", "_helpers"),
+    ATTENTIONS,
+    indirect=["attending", "_helpers"],
+)
 def test_attention_equals_dense_on_poisoned_pages(
     heads: int, kv_heads: int, dim: int, page_size: int, window: int, attending: CpuKernels
 ) -> None:
@@ -204,6 +217,7 @@ def test_what_is_not_finite_stays_in_its_own_row_and_shows(bad: float, attending
     assert not out[39].isfinite().any()
 
 
+@pytest.mark.parametrize("_helpers", ["alone"], indirect=True)  # two pages are too few to share
 @pytest.mark.parametrize("part", ["q", "k", "v"])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, 150_000.0, -150_000.0])
 def test_what_is_infinite_in_a_query_or_a_page_shows_in_all_that_see_it(

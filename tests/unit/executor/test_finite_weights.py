@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import gguf
@@ -23,17 +24,27 @@ NAMES = [
 ]
 
 
+_BAD = ((math.nan, "NaN"), (math.inf, "inf"), (-math.inf, "inf"))
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     write_model(tmp_path / "model")
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
+_PROJECTION = "model.layers.0.self_attn.q_proj.weight"
+
+
 @pytest.mark.parametrize(
-    ("value", "word"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")]
+    ("name", "value", "word", "dtype"),
+    [
+        *((name, math.nan, "NaN", "float32") for name in NAMES),
+        *((name, math.inf, "inf", "bfloat16") for name in NAMES),
+        *((_PROJECTION, value, "inf", "float32") for value in (math.inf, -math.inf)),
+        *((_PROJECTION, value, word, dtype) for dtype in ("int8", "fp8") for value, word in _BAD),
+    ],
 )
-@pytest.mark.parametrize("name", NAMES)
 def test_a_weight_that_is_not_finite_is_refused_by_name(
     model: Path, name: str, value: float, word: str, dtype: str
 ) -> None:
