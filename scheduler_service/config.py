@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
 from service_kit.security import check_tls_files, read_token
@@ -17,6 +17,7 @@ from service_kit.settings import ADMIN_TOKEN, ServiceSettings, StringList
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
+from scheduler_service.directory.places import one_spelling
 from scheduler_service.link.executor import Timing
 from scheduler_service.model import (
     ADAPTER_NAME_RULE,
@@ -87,7 +88,6 @@ class SchedulerSettings(ServiceSettings):
     advertise: str = Field(
         default="",
         max_length=512,
-        pattern=r"^([^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):[1-9]\d{0,4}$|^$",
         description="HOST:PORT where clients reach this scheduler; with TLS, HOST as its certificate has it."
         " Turns on the directory, from which clients that know one scheduler learn of the others",
     )
@@ -243,14 +243,17 @@ class SchedulerSettings(ServiceSettings):
         default=None, description="file with the token that is sent to executors"
     )
 
+    @field_validator("advertise")
+    @classmethod
+    def _one_spelling(cls, address: str) -> str:
+        return one_spelling(address) if address else ""
+
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
         check_tls_files(self.executor_security)
         check_tls_files(self.peer_security)
         if self.peer and not self.advertise:
             raise ValueError("--peer needs --advertise, the address that peers learn of this scheduler")
-        if self.advertise and (port := int(self.advertise.rpartition(":")[2])) > 65535:
-            raise ValueError(f"--advertise: {port} is no port")
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")

@@ -6,6 +6,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.directory.directory import Entry
 from scheduler_service.directory.listing import MAX_ADAPTERS, MAX_ADDRESS_BYTES, MAX_NAME_BYTES, Listing, Load
+from scheduler_service.directory.places import one_spelling
 from scheduler_service.errors import invalid
 from scheduler_service.model import ServiceState
 
@@ -40,9 +41,10 @@ def encode_entry(entry: Entry, now: float) -> pb.SchedulerEntry:
 def decode_entry(entry: pb.SchedulerEntry) -> Listing:
     """The listing in a message. Raises ServiceError, with the field, for what is missing or too large."""
     _check_text("entry.address", entry.address, MAX_ADDRESS_BYTES)
-    host, _, port = entry.address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise invalid("entry.address", "must be HOST:PORT")
+    try:
+        address = one_spelling(entry.address)
+    except ValueError as error:
+        raise invalid("entry.address", str(error)) from None
     _check_text("entry.tls_name", entry.tls_name, MAX_NAME_BYTES, empty=True)
     _check_text("entry.model", entry.model, MAX_NAME_BYTES, empty=True)
     _check_text("entry.instance", entry.instance, MAX_NAME_BYTES)
@@ -56,7 +58,7 @@ def decode_entry(entry: pb.SchedulerEntry) -> Listing:
         raise invalid("entry.generation", "is missing")
     load = entry.load
     return Listing(
-        address=entry.address,
+        address=address,
         tls_name=entry.tls_name,
         model=entry.model,
         model_fingerprint=entry.model_fingerprint,

@@ -15,7 +15,8 @@ from service_kit.logs import Log
 
 from scheduler_service.directory.codec import decode_entry
 from scheduler_service.directory.live import RENEWAL_S, LiveDirectory
-from scheduler_service.errors import ServiceError
+from scheduler_service.directory.places import is_here
+from scheduler_service.errors import ServiceError, invalid
 
 log = Log(__name__)
 
@@ -107,6 +108,8 @@ class Peers:
             self._directory.remove(_writer(address))
         for entry in message.entries[:1]:
             listing = decode_entry(entry)
+            if is_here(listing.address) and not is_here(address):
+                raise invalid("entry.address", "is a loopback address, and the peer is on another machine")
             if listing.instance == self._directory.own_instance:
                 return False
             self._directory.write(listing, _writer(address), PEER_TTL_S)

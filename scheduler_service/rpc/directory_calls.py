@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import grpc.aio
-from paceline.channel import is_loopback
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.credentials import Credentials
 from service_kit.identity import LOCAL, peer_name
@@ -17,6 +16,7 @@ from service_kit.status import end_call
 from scheduler_service.directory.codec import decode_entry, encode_entry
 from scheduler_service.directory.directory import Changes, Entry
 from scheduler_service.directory.live import OWN, LiveDirectory
+from scheduler_service.directory.places import is_here
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served
 from scheduler_service.rpc.codec.checks import check_range
 from scheduler_service.rpc.statuses import status_of
@@ -41,7 +41,7 @@ class DirectoryCalls:
             del request, context  # see end_call
             await ending
         caller = self._credentials.identify(context)
-        shown = Shown(own=request.own, near=peer_name(context.peer()) == LOCAL)
+        shown = Shown(own=request.own, near=is_near(context))
         with directory.watching(caller.name):
             changes, first = directory.all(), True
             while True:
@@ -69,8 +69,15 @@ class DirectoryCalls:
         listing = decode_entry(request.entry)
         if not listing.model:
             raise invalid("entry.model", "is missing")
+        if is_here(listing.address) and not is_near(context):
+            raise invalid("entry.address", "is a loopback address, and the caller is on another machine")
         directory.write(listing, caller.name, ttl_ms / 1000)
         return pb.AnnounceSchedulerResponse(ttl_ms=ttl_ms)
+
+
+def is_near(context: _Context) -> bool:
+    """Whether the caller is on this machine: loopback addresses lead nowhere for others."""
+    return peer_name(context.peer()) == LOCAL
 
 
 class Shown:
@@ -82,7 +89,7 @@ class Shown:
     def messages(self, changes: Changes, *, complete: bool) -> Iterator[pb.WatchSchedulersResponse]:
         """The messages with these changes. The last one is `complete` if asked for; none if all is hidden."""
         entries = [entry for entry in changes.entries if self._sees(entry)]
-        removed = [address for address in changes.removed if self._may_see(address)]
+        removed = [] if self._own else [address for address in changes.removed if self._may_see(address)]
         for begin in range(0, len(removed), ENTRIES_PER_MESSAGE):
             yield pb.WatchSchedulersResponse(removed=removed[begin : begin + ENTRIES_PER_MESSAGE])
         parts = list(_parts(entries)) or ([[]] if complete else [])
@@ -94,10 +101,10 @@ class Shown:
             )
 
     def _sees(self, entry: Entry) -> bool:
-        return entry.writer == OWN if self._own else self._may_see(entry.listing.address)
+        return (entry.writer == OWN or not self._own) and self._may_see(entry.listing.address)
 
     def _may_see(self, address: str) -> bool:
-        return not self._own and (self._near or not is_loopback(address))
+        return self._near or not is_here(address)
 
 
 def _parts(entries: Iterable[Entry]) -> Iterator[Sequence[Entry]]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paceline.channel import PLAINTEXT
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from service_kit.credentials import Credentials
+from service_kit.identity import Identity
+from service_kit.tokens import Entry
 
+from scheduler_service.config import SchedulerSettings
 from scheduler_service.directory import directory as entries
 from scheduler_service.directory import live
 from scheduler_service.directory.codec import decode_entry, encode_entry
@@ -24,9 +30,11 @@ from scheduler_service.directory.directory import (
 )
 from scheduler_service.directory.listing import Listing, Load
 from scheduler_service.directory.live import LiveDirectory
+from scheduler_service.directory.peers import Peers
+from scheduler_service.directory.places import is_here, one_spelling
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import ServiceState
-from scheduler_service.rpc.directory_calls import ENTRIES_PER_MESSAGE, Shown
+from scheduler_service.rpc.directory_calls import ENTRIES_PER_MESSAGE, DirectoryCalls, Shown
 
 LISTING = Listing(
     address="10.0.0.1:50051",
@@ -39,6 +47,20 @@ LISTING = Listing(
     generation=7,
     instance="drawn",
 )
+
+
+WRITER = Identity("writer", "token", directory=True)
+
+
+def entry_at(address: str) -> pb.SchedulerEntry:
+    return pb.SchedulerEntry(address=address, model="m", instance=f"at-{address}", generation=1)
+
+
+class Caller:
+    """As much of a call's context as says where the caller is."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = lambda: peer
 
 
 def listing(number: int, generation: int = 7) -> Listing:
@@ -148,6 +170,8 @@ def test_an_entry_is_read_as_it_was_written() -> None:
         ("address", "host:0"),
         ("address", "host:99999"),
         ("address", "host:٣"),
+        ("address", "0.0.0.0:1"),
+        ("address", "ipv4:127.0.0.1:1"),
         ("address", ":50051"),
         ("address", "a" * 512 + ":1"),
         ("address", "two words:1"),
@@ -177,6 +201,78 @@ def test_a_state_that_is_not_known_here_is_none_that_gets_new_streams() -> None:
     assert decode_entry(entry).state is ServiceState.NO_EXECUTOR
 
 
+@pytest.mark.parametrize(
+    ("given", "known", "here"),
+    [
+        ("10.0.0.1:050051", "10.0.0.1:50051", False),
+        ("Host.Example.:1", "host.example:1", False),
+        ("[2001:DB8:0::1]:1", "[2001:db8::1]:1", False),
+        ("LocalHost:02", "localhost:2", True),
+        ("a.localhost:1", "a.localhost:1", True),
+        ("[0:0::1]:1", "[::1]:1", True),
+        ("[::ffff:127.0.0.1]:1", "127.0.0.1:1", True),
+        ("[::ffff:7f00:1]:1", "127.0.0.1:1", True),
+    ],
+)
+def test_an_address_has_one_spelling_and_loopback_is_known_in_each(
+    given: str, known: str, here: bool
+) -> None:
+    assert decode_entry(entry_at(given)).address == known
+    assert is_here(given) is here
+    assert one_spelling(known) == known
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "0.0.0.0",
+        "[::]",
+        "[::ffff:0.0.0.0]",
+        "0.0.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "[ff02::1]",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.0.0.1",
+        "1.2.3.4.5",
+        "[fe80::1%eth0]",
+        "%31.0.0.1",
+        "bücher.example",
+        "a..b",
+        "-a",
+        "unix:/run/x",
+        "dns:///host",
+        "user@host",
+        "host/path",
+        "::1",
+    ],
+)
+def test_what_leads_to_no_one_host_or_has_several_readings_is_no_address(host: str) -> None:
+    with pytest.raises(ServiceError, match=r"entry\.address"):
+        decode_entry(entry_at(f"{host}:50051"))
+    with pytest.raises(ValueError, match="advertise"):
+        SchedulerSettings(executor=("127.0.0.1:1",), advertise=f"{host}:50051")
+
+
+def test_a_peer_elsewhere_and_a_caller_elsewhere_name_no_loopback_address() -> None:
+    directory = LiveDirectory(lambda: LISTING)
+    directory.refresh()
+    here = entry_at("[::ffff:127.0.0.1]:1")
+    message = pb.WatchSchedulersResponse(entries=[here])
+    for peer in ("10.0.0.9:1", "host.example:1", "ipv4:10.0.0.9:1"):
+        with pytest.raises(ServiceError, match="loopback"):
+            Peers((), PLAINTEXT, directory)._learn(message, peer)
+    assert Peers((), PLAINTEXT, directory)._learn(message, "unix:/run/x")
+
+    calls = DirectoryCalls(directory, Credentials(fixed=[Entry.of("t", WRITER)]))
+    assert calls._credentials.admits((("authorization", "Bearer t"),))
+    request = pb.AnnounceSchedulerRequest(entry=here)
+    with pytest.raises(ServiceError, match="loopback"):
+        calls.announce(request, cast("Any", Caller("ipv4:10.0.0.9:1")))
+
+
 def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_gets_it() -> None:
     directory = Directory()
     near = replace(listing(1), address="127.0.0.1:1")
@@ -197,7 +293,8 @@ def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_
         ["127.0.0.1:2", "10.0.0.9:1"],
     )
     assert seen(Shown(own=False, near=False)) == (["10.0.0.2:50051"], ["10.0.0.9:1"])
-    assert seen(Shown(own=True, near=False)) == (["127.0.0.1:1"], [])
+    assert seen(Shown(own=True, near=True)) == (["127.0.0.1:1"], [])
+    assert seen(Shown(own=True, near=False)) == ([], [])
 
 
 def test_a_large_directory_comes_in_several_messages() -> None:
