@@ -116,6 +116,8 @@ class LiveDirectory:
 
     def all(self) -> Changes:
         """Every entry."""
+        if self._directory.of(OWN) is None:
+            self.refresh()
         return self._directory.all()
 
     async def changed(self, version: int) -> Changes:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 from paceline.channel import Link, Security, open_aio_channel
 from paceline.names import dns_name
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from service_kit.logs import Log
 
 from scheduler_service.directory.codec import decode_entry
-from scheduler_service.directory.live import RENEWAL_S, LiveDirectory
+from scheduler_service.directory.live import PAUSE_S, RENEWAL_S, LiveDirectory
 from scheduler_service.directory.places import is_here
 from scheduler_service.errors import ServiceError, invalid
 
@@ -24,8 +25,13 @@ PEER_TTL_S = 3 * RENEWAL_S
 """Age at which the entry of a scheduler goes that says nothing any more."""
 MIN_WAIT_S, MAX_WAIT_S = 0.5, 8.0
 """Wait before the next attempt to reach a scheduler; doubles with each that fails."""
+ITSELF, ITSELF_WAIT_S = "it is this scheduler", 30.0
+"""Where a name led to this scheduler itself: the wait before it is looked up again."""
+READ_PAUSE_S = PAUSE_S / 2
+"""Least time between two messages that are read from a peer, which sends one every PAUSE_S at most."""
 RESOLVE_S = 10.0
 """Time between two resolutions of the peers' names."""
+_WATCH = "/paceline.scheduler.v1.SchedulerService/WatchSchedulers"
 MAX_PEERS = 256
 """Addresses that are followed: each scheduler follows each other one."""
 
@@ -76,36 +82,67 @@ class Peers:
             )
 
     async def _follow(self, address: str, security: Security) -> None:
-        """Follow one scheduler until cancelled, or until it turns out to be this one."""
+        """Follow one scheduler until cancelled. If it is this one, look again later: a name may move on."""
         wait_s, state = MIN_WAIT_S, ""
-        async with open_aio_channel(address, Link.PUBLIC, security) as channel:
-            while True:
-                problem = "it ended the call"
-                try:
-                    call = SchedulerServiceStub(channel).WatchSchedulers(
-                        pb.WatchSchedulersRequest(own=True), metadata=security.metadata
+
+        def heard() -> None:
+            nonlocal wait_s, state
+            wait_s, state = MIN_WAIT_S, _logged(address, state, "")
+
+        while True:
+            problem = await self._listen(address, security, heard)
+            if problem == ITSELF:
+                await asyncio.sleep(ITSELF_WAIT_S)
+                continue
+            if state and problem.startswith("UNAVAILABLE"):
+                self._directory.remove(_writer(address))  # the second attempt in a row that can't reach it
+            state = _logged(address, state, problem)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    async def _listen(self, address: str, security: Security, heard: Callable[[], None]) -> str:
+        """Write what one scheduler says, until it ends or says what it must not; returns why it ended.
+
+        Nothing that it sends, and no file that is missing, raises. `heard` is called after each message.
+        """
+        try:
+            async with open_aio_channel(address, Link.PUBLIC, security) as channel:
+                # Bytes, not messages: gRPC logs a traceback for each that can't be parsed, and yields None.
+                method: grpc.aio.UnaryStreamMultiCallable[pb.WatchSchedulersRequest, bytes] = (
+                    channel.unary_stream(
+                        _WATCH,
+                        request_serializer=pb.WatchSchedulersRequest.SerializeToString,
+                        response_deserializer=lambda data: data,
                     )
-                    async for message in call:
-                        if not self._learn(message, address):
-                            call.cancel()
-                            return
-                        wait_s, state = MIN_WAIT_S, _logged(address, state, "")
-                except grpc.aio.AioRpcError as error:
-                    problem = f"{error.code().name}: {error.details()}"
-                except ServiceError as error:
-                    problem = error.message
-                if state and problem.startswith("UNAVAILABLE"):
-                    self._directory.remove(
-                        _writer(address)
-                    )  # the second attempt in a row that does not reach it
-                state = _logged(address, state, problem)
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, MAX_WAIT_S)
+                )
+                call = method(pb.WatchSchedulersRequest(own=True), metadata=security.metadata)
+                messages = aiter(call)
+                while True:
+                    async with asyncio.timeout(PEER_TTL_S):
+                        data = await anext(messages, None)
+                    if data is None:
+                        return "it ended the call"
+                    if not self._learn(pb.WatchSchedulersResponse.FromString(data), address):
+                        return ITSELF
+                    heard()
+                    await asyncio.sleep(READ_PAUSE_S)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except ServiceError as error:
+            return error.message
+        except DecodeError:
+            return "it sent what is no message"
+        except TimeoutError:
+            return f"it said nothing for {PEER_TTL_S:g} s"
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
 
     def _learn(self, message: pb.WatchSchedulersResponse, address: str) -> bool:
         """Write what a peer says of itself. Returns False if it is this scheduler. Raises ServiceError."""
         if message.removed:
             self._directory.remove(_writer(address))
+        if message.complete and not message.entries:
+            raise invalid("entries", "none for callers from here: --advertise is a loopback address there")
         for entry in message.entries[:1]:
             listing = decode_entry(entry)
             if is_here(listing.address) and not is_here(address):
