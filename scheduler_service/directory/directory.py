@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +13,25 @@ from scheduler_service.directory.listing import Listing
 MAX_ENTRIES = 10_000
 MAX_REMOVED = 4096
 """Addresses of removed entries that are remembered for watchers."""
+MOVE_S = 5.0
+"""Time between two changes of an entry's address: each is a removal, of which MAX_REMOVED are remembered."""
+
+
+class Rank(enum.IntEnum):
+    """Whose word counts where two writers' entries have one address or one instance: the higher one's."""
+
+    CLAIMED = enum.auto()  # a peer's, of another address than that at which it answers
+    ANNOUNCED = enum.auto()  # of somebody with the right to write into the directory
+    REACHED = enum.auto()  # a peer's, of the address at which it answers
+    OWN = enum.auto()  # this scheduler's
 
 
 class AddressTakenError(Exception):
-    """The entry of another writer, or of this scheduler itself, has the address."""
+    """Another writer's entry has the address, or the instance, and no lower rank."""
+
+
+class MovedTooSoonError(Exception):
+    """The writer's entry has changed its address a moment ago: see MOVE_S."""
 
 
 class OldGenerationError(Exception):
@@ -35,7 +52,9 @@ class Entry:
 
     listing: Listing
     writer: str
+    rank: Rank
     written_at: float
+    moved_at: float  # when its address changed last
     expires_at: float
     version: int  # of the directory, when the entry was written last
 
@@ -50,7 +69,9 @@ class Changes:
 
 
 class Directory:
-    """Entries by address. A writer has at most one, and writes only where no other writer's entry is.
+    """Entries by address. A writer has at most one; no two have one address or one instance.
+
+    Of two writers the one of the higher rank has its entry, and otherwise the one that wrote first.
 
     `version` rises with each change; a watcher asks for what changed since the version that it has seen.
     """
@@ -60,6 +81,7 @@ class Directory:
         self._max_entries = max_entries
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # by address; the entry written last is last
         self._addresses: dict[str, str] = {}  # by writer
+        self._instances: dict[str, str] = {}  # addresses by instance
         self._removed: OrderedDict[str, int] = OrderedDict()  # address: version of its removal
         self._forgotten = 0  # version of the last removal that is remembered no more
 
@@ -74,26 +96,43 @@ class Directory:
         address = self._addresses.get(writer)
         return None if address is None else self._entries[address]
 
-    def write(self, listing: Listing, writer: str, now: float, ttl_s: float) -> None:
-        """Write the writer's entry, in place of the one that it has.
+    def write(self, listing: Listing, writer: str, rank: Rank, now: float, ttl_s: float) -> None:
+        """Write the writer's entry, in place of the one that it has, and of those of lower rank in its way.
 
-        Raises AddressTakenError, OldGenerationError or DirectoryFullError; then nothing has changed.
+        Raises AddressTakenError, OldGenerationError, MovedTooSoonError or DirectoryFullError; then nothing
+        has changed.
         """
-        old = self._entries.get(listing.address)
-        if old is not None and old.writer != writer:
-            raise AddressTakenError(listing.address)
-        own = self.of(writer)
-        if own is not None and listing.generation < own.listing.generation:
-            raise OldGenerationError(str(own.listing.generation))
-        if own is None and len(self._entries) >= self._max_entries:
+        found = (self._entries.get(listing.address), self._of_instance(listing.instance))
+        rivals = {old.writer: old for old in found if old is not None and old.writer != writer}
+        if any(old.rank >= rank for old in rivals.values()):
+            raise AddressTakenError
+        own, moved_at = self.of(writer), -math.inf
+        if own is not None:
+            moves, moved_at = own.listing.address != listing.address, own.moved_at
+            if listing.generation < own.listing.generation:
+                raise OldGenerationError(str(own.listing.generation))
+            if moves and now - moved_at < MOVE_S:
+                raise MovedTooSoonError
+            if moves:
+                moved_at = now
+        elif len(self._entries) - len(rivals) >= self._max_entries and rank is not Rank.OWN:
             raise DirectoryFullError(str(self._max_entries))
+        for old in rivals.values():
+            self._remove(old)
         if own is not None and own.listing.address != listing.address:
             self._remove(own)
+        elif own is not None:
+            del self._instances[own.listing.instance]
         self.version += 1
-        self._entries[listing.address] = Entry(listing, writer, now, now + ttl_s, self.version)
+        entry = Entry(listing, writer, rank, now, moved_at, now + ttl_s, self.version)
+        self._entries[listing.address] = entry
         self._entries.move_to_end(listing.address)
-        self._addresses[writer] = listing.address
+        self._addresses[writer] = self._instances[listing.instance] = listing.address
         self._removed.pop(listing.address, None)
+
+    def _of_instance(self, instance: str) -> Entry | None:
+        address = self._instances.get(instance)
+        return None if address is None else self._entries[address]
 
     def remove(self, writer: str) -> None:
         """Remove the writer's entry, if it has one."""
@@ -124,7 +163,7 @@ class Directory:
     def _remove(self, entry: Entry) -> None:
         address = entry.listing.address
         del self._entries[address]
-        del self._addresses[entry.writer]
+        del self._addresses[entry.writer], self._instances[entry.listing.instance]
         self.version += 1
         self._removed[address] = self.version
         self._removed.move_to_end(address)

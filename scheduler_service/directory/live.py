@@ -9,20 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from service_kit.logs import Log
-
 from scheduler_service.directory.directory import (
+    MOVE_S,
     AddressTakenError,
     Changes,
     Directory,
     DirectoryFullError,
+    MovedTooSoonError,
     OldGenerationError,
+    Rank,
     TooFarBehindError,
 )
 from scheduler_service.directory.listing import Listing
 from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError
-
-log = Log(__name__)
 
 OWN = ""
 """The writer of the scheduler's own entry."""
@@ -65,29 +64,28 @@ class LiveDirectory:
         now, listing, seen = self._clock(), self._own(), self._directory.version
         entry = self._directory.of(OWN)
         if entry is None or entry.listing != listing or now - entry.written_at >= RENEWAL_S:
-            try:
-                self._directory.write(listing, OWN, now, math.inf)
-            except AddressTakenError:  # by an entry that is older than our own first one
-                log.error(
-                    "another entry of the directory has this scheduler's address", address=listing.address
-                )
+            self._directory.write(listing, OWN, Rank.OWN, now, math.inf)
         self._directory.expire(now)
         self._notify(seen)
 
-    def write(self, listing: Listing, writer: str, ttl_s: float) -> None:
+    def write(self, listing: Listing, writer: str, rank: Rank, ttl_s: float) -> None:
         """Write the writer's entry. Raises ServiceError."""
+        if self._directory.of(OWN) is None:
+            self.refresh()
         seen = self._directory.version
         try:
-            if listing.address == self._own().address:
-                raise AddressTakenError
-            self._directory.write(listing, writer, self._clock(), ttl_s)
+            self._directory.write(listing, writer, rank, self._clock(), ttl_s)
         except AddressTakenError:
-            why = f"entry.address: {listing.address} is in another entry"
+            why = f"entry.address: {listing.address}, or entry.instance, is in another entry"
             raise ServiceError(ErrorReason.ADDRESS_TAKEN, why, metadata={"field": "entry.address"}) from None
         except OldGenerationError as error:
             why = f"entry.generation: the entry has {error}, which is higher"
             fields = {"field": "entry.generation"}
             raise ServiceError(ErrorReason.OLD_GENERATION, why, metadata=fields) from None
+        except MovedTooSoonError:
+            why = f"entry.address: it changes once in {MOVE_S:g} s at most"
+            fields = {"field": "entry.address"}
+            raise ServiceError(ErrorReason.QUOTA, why, retry_after_s=MOVE_S, metadata=fields) from None
         except DirectoryFullError as error:
             why = f"the directory has {error} entries, and no room for another"
             raise ServiceError(ErrorReason.DIRECTORY_FULL, why, retry_after_s=RETRY_AFTER_S) from None

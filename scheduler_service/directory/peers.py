@@ -15,8 +15,9 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.logs import Log
 
 from scheduler_service.directory.codec import decode_entry
+from scheduler_service.directory.directory import Rank
 from scheduler_service.directory.live import PAUSE_S, RENEWAL_S, LiveDirectory
-from scheduler_service.directory.places import is_here
+from scheduler_service.directory.places import is_here, one_spelling
 from scheduler_service.errors import ServiceError, invalid
 
 log = Log(__name__)
@@ -45,6 +46,7 @@ class Peers:
     def __init__(self, addresses: tuple[str, ...], security: Security, directory: LiveDirectory) -> None:
         self._addresses, self._security, self._directory = addresses, security, directory
         self._followed: dict[str, asyncio.Task[None]] = {}  # by address of one scheduler
+        self._instances: dict[str, str] = {}  # that were heard last, by the same
 
     async def run(self) -> None:
         """Follow them until cancelled."""
@@ -74,6 +76,7 @@ class Peers:
         wanted = dict(sorted(wanted.items())[:MAX_PEERS])
         for address in [] if failed else self._followed.keys() - wanted.keys():
             self._followed.pop(address).cancel()  # its entry goes by its age
+            self._instances.pop(address, None)
         for address in wanted.keys() - self._followed.keys():
             tls = self._security.ca_file is not None
             security = replace(self._security, server_name=wanted[address] if tls else "")
@@ -149,8 +152,20 @@ class Peers:
                 raise invalid("entry.address", "is a loopback address, and the peer is on another machine")
             if listing.instance == self._directory.own_instance:
                 return False
-            self._directory.write(listing, _writer(address), PEER_TTL_S)
+            if self._instances.get(address) != listing.instance:
+                self._directory.remove(_writer(address))  # another start, or another scheduler of the name
+            self._instances[address] = listing.instance
+            rank = Rank.REACHED if listing.address == _place(address) else Rank.CLAIMED
+            self._directory.write(listing, _writer(address), rank, PEER_TTL_S)
         return True
+
+
+def _place(address: str) -> str:
+    """A peer's address as the directory writes it; "" for one that an entry can't have."""
+    try:
+        return one_spelling(address)
+    except ValueError:
+        return ""
 
 
 def _writer(address: str) -> str:

@@ -14,7 +14,7 @@ from service_kit.identity import LOCAL, peer_name
 from service_kit.status import end_call
 
 from scheduler_service.directory.codec import decode_entry, encode_entry
-from scheduler_service.directory.directory import Changes, Entry
+from scheduler_service.directory.directory import Changes, Entry, Rank
 from scheduler_service.directory.live import OWN, LiveDirectory
 from scheduler_service.directory.places import is_here
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served
@@ -71,7 +71,7 @@ class DirectoryCalls:
             raise invalid("entry.model", "is missing")
         if is_here(listing.address) and not is_near(context):
             raise invalid("entry.address", "is a loopback address, and the caller is on another machine")
-        directory.write(listing, caller.name, ttl_ms / 1000)
+        directory.write(listing, caller.name, Rank.ANNOUNCED, ttl_ms / 1000)
         return pb.AnnounceSchedulerResponse(ttl_ms=ttl_ms)
 
 

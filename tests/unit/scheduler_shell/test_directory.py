@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -25,7 +26,9 @@ from scheduler_service.directory.directory import (
     Changes,
     Directory,
     DirectoryFullError,
+    MovedTooSoonError,
     OldGenerationError,
+    Rank,
     TooFarBehindError,
 )
 from scheduler_service.directory.listing import Listing, Load
@@ -84,10 +87,12 @@ class Watcher:
         self.version = changes.version
 
 
-WRITES = st.tuples(st.just("write"), st.integers(0, 3), st.integers(1, 4), st.integers(1, 3))
+RANKS = (Rank.ANNOUNCED, Rank.ANNOUNCED, Rank.CLAIMED, Rank.REACHED)  # of the writers
 STEPS = st.lists(
     st.one_of(
-        WRITES,
+        st.tuples(
+            st.just("write"), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)
+        ),
         st.tuples(st.just("remove"), st.integers(0, 3)),
         st.tuples(st.just("pass"), st.integers(1, 4)),
         st.tuples(st.just("look"), st.integers(0, 1)),
@@ -96,40 +101,60 @@ STEPS = st.lists(
 )
 
 
+@dataclass
+class Written:
+    """What the model of the directory has of a writer's entry."""
+
+    number: int  # of the address
+    instance: int
+    generation: int
+    moved_at: float
+    end: float
+
+
 @given(STEPS)
 def test_watchers_know_what_the_directory_has_and_nobody_writes_anothers_entry(
-    steps: list[tuple[str, int] | tuple[str, int, int, int]],
+    steps: list[tuple[str, int] | tuple[str, int, int, int, int]],
 ) -> None:
     directory, watchers, now = Directory(), (Watcher(), Watcher()), 0.0
-    model: dict[str, tuple[str, int, float]] = {}  # address: writer, generation, end
+    model: dict[int, Written] = {}  # by writer
     for step in steps:
         match step:
-            case ("write", writer, number, generation):
-                name, one = f"writer {writer}", listing(number, generation)
-                held = model.get(one.address)
-                own = next((address for address, entry in model.items() if entry[0] == name), None)
-                if held is not None and held[0] != name:
-                    with pytest.raises(AddressTakenError):
-                        directory.write(one, name, now, 5.0)
-                elif own is not None and generation < model[own][1]:
-                    with pytest.raises(OldGenerationError):
-                        directory.write(one, name, now, 5.0)
+            case ("write", writer, number, instance, generation):
+                one = replace(listing(number, generation), instance=f"drawn {instance}")
+                rivals = [
+                    which
+                    for which, other in model.items()
+                    if which != writer and (other.number == number or other.instance == instance)
+                ]
+                own = model.get(writer)
+                error: type[Exception] | None = None
+                moves = own is not None and own.number != number
+                moved_at = now if moves else own.moved_at if own else -math.inf
+                if any(RANKS[which] >= RANKS[writer] for which in rivals):
+                    error = AddressTakenError
+                elif own is not None and generation < own.generation:
+                    error = OldGenerationError
+                elif own is not None and moves and now - own.moved_at < entries.MOVE_S:
+                    error = MovedTooSoonError
                 else:
-                    directory.write(one, name, now, 5.0)
-                    if own is not None:
-                        del model[own]
-                    model[one.address] = name, generation, now + 5.0
+                    for which in rivals:
+                        del model[which]
+                    model[writer] = Written(number, instance, generation, moved_at, now + 5.0)
+                with pytest.raises(error) if error else nullcontext():
+                    directory.write(one, f"writer {writer}", RANKS[writer], now, 5.0)
             case ("remove", writer):
                 directory.remove(f"writer {writer}")
-                model = {at: entry for at, entry in model.items() if entry[0] != f"writer {writer}"}
+                model.pop(writer, None)
             case ("pass", seconds):
                 now += seconds
                 directory.expire(now)
-                model = {at: entry for at, entry in model.items() if entry[2] > now}
+                model = {which: one for which, one in model.items() if one.end > now}
             case ("look", which):
                 watchers[which].take(directory.since(watchers[which].version))
-        assert {entry.listing.address: entry.writer for entry in directory} == {
-            address: entry[0] for address, entry in model.items()
+        assert {entry.writer: (entry.listing.address, entry.listing.instance) for entry in directory} == {
+            f"writer {which}": (listing(one.number).address, f"drawn {one.instance}")
+            for which, one in model.items()
         }
     for watcher in watchers:
         watcher.take(directory.since(watcher.version))
@@ -142,9 +167,9 @@ def test_a_full_directory_takes_no_further_writer_and_a_watcher_far_behind_begin
     monkeypatch.setattr(entries, "MAX_REMOVED", 1)
     directory = Directory(max_entries=2)
     for number in (1, 2):
-        directory.write(listing(number), f"writer {number}", 0.0, math.inf)
+        directory.write(listing(number), f"writer {number}", Rank.ANNOUNCED, 0.0, math.inf)
     with pytest.raises(DirectoryFullError):
-        directory.write(listing(3), "writer 3", 0.0, math.inf)
+        directory.write(listing(3), "writer 3", Rank.ANNOUNCED, 0.0, math.inf)
     seen = directory.version
     for number in (1, 2):
         directory.remove(f"writer {number}")
@@ -155,7 +180,7 @@ def test_a_full_directory_takes_no_further_writer_and_a_watcher_far_behind_begin
 
 def test_an_entry_is_read_as_it_was_written() -> None:
     directory = Directory()
-    directory.write(LISTING, "a team", 10.0, 5.0)
+    directory.write(LISTING, "a team", Rank.ANNOUNCED, 10.0, 5.0)
     [entry] = directory
     message = encode_entry(entry, 12.5)
     assert (message.written_by, message.age_ms) == ("a team", 2500)
@@ -276,8 +301,8 @@ def test_a_peer_elsewhere_and_a_caller_elsewhere_name_no_loopback_address() -> N
 def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_gets_it() -> None:
     directory = Directory()
     near = replace(listing(1), address="127.0.0.1:1")
-    directory.write(near, live.OWN, 0.0, math.inf)
-    directory.write(listing(2), "another", 0.0, math.inf)
+    directory.write(near, live.OWN, Rank.OWN, 0.0, math.inf)
+    directory.write(listing(2), "another", Rank.ANNOUNCED, 0.0, math.inf)
     changes = replace(directory.all(), removed=("127.0.0.1:2", "10.0.0.9:1"))
 
     def seen(shown: Shown) -> tuple[list[str], list[str]]:
@@ -300,19 +325,74 @@ def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_
 def test_a_large_directory_comes_in_several_messages() -> None:
     directory = Directory()
     for number in range(2 * ENTRIES_PER_MESSAGE + 1):
-        directory.write(replace(LISTING, address=f"h{number}:1"), f"w{number}", 0.0, math.inf)
+        directory.write(
+            replace(LISTING, address=f"h{number}:1", instance=f"i{number}"),
+            f"w{number}",
+            Rank.ANNOUNCED,
+            0.0,
+            math.inf,
+        )
     messages = list(Shown(own=False, near=True).messages(directory.all(), complete=True))
     assert [len(message.entries) for message in messages] == [ENTRIES_PER_MESSAGE, ENTRIES_PER_MESSAGE, 1]
     assert [message.complete for message in messages] == [False, False, True]
 
 
-def test_nobody_writes_the_schedulers_own_address() -> None:
+def test_nobody_writes_the_schedulers_own_address_or_instance() -> None:
     directory = LiveDirectory(lambda: LISTING)
-    for _ in range(2):  # before its own entry is there, and after
+    for forged in (replace(LISTING, instance="a forger's"), replace(LISTING, address="10.0.0.2:1")):
         with pytest.raises(ServiceError) as caught:
-            directory.write(LISTING, "a forger", 30.0)
+            directory.write(forged, "a forger", Rank.REACHED, 30.0)
         assert caught.value.reason is ErrorReason.ADDRESS_TAKEN
-        directory.refresh()
+
+
+def test_a_peers_claim_of_another_address_gives_way_to_an_announcer_and_its_own_address_does_not() -> None:
+    directory = LiveDirectory(lambda: LISTING)
+    follow = Peers((), PLAINTEXT, directory)
+
+    def says(peer: str, address: str, instance: str) -> None:
+        one = pb.SchedulerEntry(address=address, instance=instance, generation=1)
+        follow._learn(pb.WatchSchedulersResponse(entries=[one]), peer)
+
+    def writers() -> dict[str, str]:
+        return {entry.listing.address: entry.writer for entry in directory.all().entries if entry.writer}
+
+    def announce(who: str, address: str, instance: str) -> bool:
+        one = replace(LISTING, address=address, instance=instance)
+        try:
+            directory.write(one, who, Rank.ANNOUNCED, 30.0)
+        except ServiceError as error:
+            return error.reason is not ErrorReason.ADDRESS_TAKEN
+        return True
+
+    says("10.0.0.2:1", "10.0.0.3:1", "two")
+    assert announce("actor", "10.0.0.3:1", "three")
+    assert writers() == {"10.0.0.3:1": "actor"}
+    with pytest.raises(ServiceError, match="another entry"):
+        says("10.0.0.2:1", "10.0.0.3:1", "two")
+    assert not announce("other", "10.0.0.4:1", "three")  # a copied instance
+    # What answers at an address speaks for it, whoever was there first.
+    assert announce("other", "10.0.0.5:1", "two")
+    says("10.0.0.2:1", "10.0.0.2:1", "two")
+    assert writers() == {"10.0.0.3:1": "actor", "10.0.0.2:1": "peer 10.0.0.2:1"}
+    assert not announce("other", "10.0.0.2:1", "five")
+    # Behind a name that leads to several schedulers, an older one may follow.
+    says("balancer:1", "10.0.0.6:1", "six")
+    says("balancer:1", "10.0.0.7:1", "seven")
+    assert writers()["10.0.0.7:1"] == "peer balancer:1"
+    assert "10.0.0.6:1" not in writers()
+
+
+def test_a_writer_that_moves_its_entry_all_the_time_is_refused() -> None:
+    now = [0.0]
+    directory = LiveDirectory(lambda: LISTING, lambda: now[0])
+    for number in (2, 3):
+        directory.write(listing(number), "a flooder", Rank.ANNOUNCED, 30.0)
+    with pytest.raises(ServiceError) as caught:
+        directory.write(listing(4), "a flooder", Rank.ANNOUNCED, 30.0)
+    assert (caught.value.reason, caught.value.retry_after_s) == (ErrorReason.QUOTA, entries.MOVE_S)
+    directory.write(listing(3), "a flooder", Rank.ANNOUNCED, 30.0)
+    now[0] += entries.MOVE_S
+    directory.write(listing(4), "a flooder", Rank.ANNOUNCED, 30.0)
 
 
 def test_watchers_are_bounded_in_all_and_for_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
