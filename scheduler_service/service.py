@@ -225,7 +225,7 @@ class SchedulerService:
             ),
             generation=self._generation,
             instance=self._drawn,
-        )
+        ).bounded()
 
     def _model(self) -> ServedModel | None:
         return None if self.pool.served is None else self.pool.served.model

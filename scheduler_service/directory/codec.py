@@ -5,7 +5,15 @@ from __future__ import annotations
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from scheduler_service.directory.directory import Entry
-from scheduler_service.directory.listing import MAX_ADAPTERS, MAX_ADDRESS_BYTES, MAX_NAME_BYTES, Listing, Load
+from scheduler_service.directory.listing import (
+    MAX_ADAPTERS,
+    MAX_ADAPTERS_BYTES,
+    MAX_ADDRESS_BYTES,
+    MAX_MODEL_BYTES,
+    MAX_NAME_BYTES,
+    Listing,
+    Load,
+)
 from scheduler_service.directory.places import one_spelling
 from scheduler_service.errors import invalid
 from scheduler_service.model import ServiceState
@@ -14,9 +22,19 @@ _STATES = {pb.SchedulerState.Value(f"SCHEDULER_STATE_{state.name}"): state for s
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
 
-def encode_entry(entry: Entry, now: float) -> pb.SchedulerEntry:
-    """The message of an entry, with who wrote it, and how long ago."""
-    listing = entry.listing
+def add_entry(message: pb.WatchSchedulersResponse, entry: Entry, now: float) -> int:
+    """Add an entry to a message, with who wrote it, and how long ago; returns its size in bytes."""
+    if entry.encoded is None:  # once, for all watchers
+        entry.encoded = encoded_listing(entry.listing)
+        entry.encoded.written_by = entry.writer
+    added = message.entries.add()
+    added.CopyFrom(entry.encoded)
+    added.age_ms = min(int(max(now - entry.written_at, 0.0) * 1000), (1 << 32) - 1)
+    return added.ByteSize()
+
+
+def encoded_listing(listing: Listing) -> pb.SchedulerEntry:
+    """The message of a listing."""
     return pb.SchedulerEntry(
         address=listing.address,
         tls_name=listing.tls_name,
@@ -33,8 +51,6 @@ def encode_entry(entry: Entry, now: float) -> pb.SchedulerEntry:
         ),
         generation=listing.generation,
         instance=listing.instance,
-        written_by=entry.writer,
-        age_ms=min(int(max(now - entry.written_at, 0.0) * 1000), (1 << 32) - 1),
     )
 
 
@@ -46,12 +62,15 @@ def decode_entry(entry: pb.SchedulerEntry) -> Listing:
     except ValueError as error:
         raise invalid("entry.address", str(error)) from None
     _check_text("entry.tls_name", entry.tls_name, MAX_NAME_BYTES, empty=True)
-    _check_text("entry.model", entry.model, MAX_NAME_BYTES, empty=True)
+    if len(entry.model.encode()) > MAX_MODEL_BYTES:
+        raise invalid("entry.model", f"has more than {MAX_MODEL_BYTES} bytes")
     _check_text("entry.instance", entry.instance, MAX_NAME_BYTES)
     if len(entry.model_fingerprint) > MAX_NAME_BYTES:
         raise invalid("entry.model_fingerprint", f"has more than {MAX_NAME_BYTES} bytes")
     if len(entry.adapters) > MAX_ADAPTERS:
         raise invalid("entry.adapters", f"has more than {MAX_ADAPTERS} names")
+    if sum(len(name.encode()) for name in entry.adapters) > MAX_ADAPTERS_BYTES:
+        raise invalid("entry.adapters", f"has names of more than {MAX_ADAPTERS_BYTES} bytes together")
     for name in entry.adapters:
         _check_text("entry.adapters", name, MAX_NAME_BYTES)
     if not entry.generation:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from scheduler_service.directory.listing import Listing
 
@@ -57,13 +60,14 @@ class Entry:
     moved_at: float  # when its address changed last
     expires_at: float
     version: int  # of the directory, when the entry was written last
+    encoded: Any = None  # its message, once a watcher was sent it
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What has happened in the directory up to `version`."""
 
-    entries: tuple[Entry, ...]  # new or changed ones, in the order in which they were written
+    entries: tuple[Entry, ...]  # new or changed ones, in the order in which they were written last
     removed: tuple[str, ...]  # addresses
     version: int
 
@@ -73,15 +77,18 @@ class Directory:
 
     Of two writers the one of the higher rank has its entry, and otherwise the one that wrote first.
 
-    `version` rises with each change; a watcher asks for what changed since the version that it has seen.
+    `version` rises with each change. A watcher reads what is `listed`, part by part, then what changed
+    `since` the version at which it began: it holds its place alone, not the entries that it has not read.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self.version = 0
         self._max_entries = max_entries
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # by address; the entry written last is last
+        self._entries: dict[str, Entry] = {}  # by address
+        self._log: list[tuple[int, str]] = []  # versions and what changed, with outdated changes between
         self._addresses: dict[str, str] = {}  # by writer
         self._instances: dict[str, str] = {}  # addresses by instance
+        self._sorted: list[str] = []  # addresses
         self._removed: OrderedDict[str, int] = OrderedDict()  # address: version of its removal
         self._forgotten = 0  # version of the last removal that is remembered no more
 
@@ -123,10 +130,11 @@ class Directory:
             self._remove(own)
         elif own is not None:
             del self._instances[own.listing.instance]
-        self.version += 1
-        entry = Entry(listing, writer, rank, now, moved_at, now + ttl_s, self.version)
+        version = self._logged(listing.address)
+        entry = Entry(listing, writer, rank, now, moved_at, now + ttl_s, version)
+        if listing.address not in self._entries:
+            insort(self._sorted, listing.address)
         self._entries[listing.address] = entry
-        self._entries.move_to_end(listing.address)
         self._addresses[writer] = self._instances[listing.instance] = listing.address
         self._removed.pop(listing.address, None)
 
@@ -144,28 +152,44 @@ class Directory:
         for entry in [entry for entry in self._entries.values() if entry.expires_at <= now]:
             self._remove(entry)
 
-    def since(self, version: int) -> Changes:
-        """What has changed after `version`. Raises TooFarBehindError."""
+    def listed(self, after: str, limit: int) -> list[Entry]:
+        """At most `limit` entries, by address, from the first one after `after`."""
+        first = bisect_right(self._sorted, after)
+        return [self._entries[address] for address in self._sorted[first : first + limit]]
+
+    def since(self, version: int, limit: int) -> Changes:
+        """The oldest changes after `version`, at most `limit`. Raises TooFarBehindError."""
         if version < self._forgotten:
             raise TooFarBehindError
         entries: list[Entry] = []
-        for entry in reversed(self._entries.values()):
-            if entry.version <= version:
-                break
-            entries.append(entry)
-        removed = [address for address, at in self._removed.items() if at > version]
-        return Changes(tuple(reversed(entries)), tuple(removed), self.version)
+        removed: list[str] = []
+        for at in range(bisect_right(self._log, version, key=itemgetter(0)), len(self._log)):
+            if len(entries) + len(removed) == limit:
+                return Changes(tuple(entries), tuple(removed), self._log[at][0] - 1)
+            changed, address = self._log[at]
+            entry = self._entries.get(address)
+            if entry is not None and entry.version == changed:
+                entries.append(entry)
+            elif self._removed.get(address) == changed:
+                removed.append(address)
+        return Changes(tuple(entries), tuple(removed), self.version)
 
-    def all(self) -> Changes:
-        """Every entry."""
-        return Changes(tuple(self._entries.values()), (), self.version)
+    def _logged(self, address: str) -> int:
+        """Record a change of what is at an address; returns its version."""
+        if len(self._log) > 2 * (len(self._entries) + len(self._removed)) + 64:  # most are outdated
+            self._log = sorted(
+                [(entry.version, address) for address, entry in self._entries.items()]
+                + [(version, address) for address, version in self._removed.items()]
+            )
+        self.version += 1
+        self._log.append((self.version, address))
+        return self.version
 
     def _remove(self, entry: Entry) -> None:
         address = entry.listing.address
-        del self._entries[address]
+        del self._entries[address], self._sorted[bisect_left(self._sorted, address)]
         del self._addresses[entry.writer], self._instances[entry.listing.instance]
-        self.version += 1
-        self._removed[address] = self.version
+        self._removed[address] = self._logged(address)
         self._removed.move_to_end(address)
         if len(self._removed) > MAX_REMOVED:
             _, self._forgotten = self._removed.popitem(last=False)

@@ -7,9 +7,14 @@ from dataclasses import dataclass, replace
 from scheduler_service.model import ServiceState
 
 MAX_ADDRESS_BYTES = 512
-MAX_ADAPTERS = 1024
+MAX_MODEL_BYTES = 1024
+"""Of a model's name, which is any text: that of its files."""
+MAX_ADAPTERS, MAX_ADAPTERS_BYTES = 1024, 32 << 10
+"""Names, and their bytes together."""
 MAX_NAME_BYTES = 256
-"""Of a model, an adapter, a TLS name or an instance."""
+"""Of an adapter, a TLS name, an instance or a fingerprint."""
+MAX_ENTRY_BYTES = 40 << 10
+"""Of an entry's message: all of the above, and what it takes to encode them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,16 @@ class Listing:
     generation: int
     instance: str
 
-    def settled(self) -> Listing:
-        """The listing without its load, which changes all the time."""
-        return replace(self, load=Load())
+    def bounded(self) -> Listing:
+        """The listing as others take it: of more adapters than an entry may have, the first ones by name.
+
+        A fingerprint that is too long is left out: no client uses the entry.
+        """
+        room, adapters = MAX_ADAPTERS_BYTES, []
+        for name in sorted(self.adapters)[:MAX_ADAPTERS]:
+            if (room := room - len(name.encode())) < 0:
+                break
+            adapters.append(name)
+        model = self.model.encode(errors="replace")[:MAX_MODEL_BYTES].decode(errors="ignore")
+        fingerprint = self.model_fingerprint if len(self.model_fingerprint) <= MAX_NAME_BYTES else b""
+        return replace(self, model=model, model_fingerprint=fingerprint, adapters=tuple(adapters))

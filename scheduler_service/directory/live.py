@@ -15,6 +15,7 @@ from scheduler_service.directory.directory import (
     Changes,
     Directory,
     DirectoryFullError,
+    Entry,
     MovedTooSoonError,
     OldGenerationError,
     Rank,
@@ -28,8 +29,8 @@ OWN = ""
 RENEWAL_S = 5.0
 """Age at which the own entry is written again, changed or not: its watchers see that the scheduler lives."""
 MAX_WATCHERS, MAX_WATCHERS_PER_IDENTITY = 2048, 1024
-PAUSE_S, ENTRIES_PER_S = 0.5, 200
-"""Bounds of what a watcher is sent: the shortest time between two messages, and a rate."""
+PAUSE_S, ENTRIES_PER_S, ALL_ENTRIES_PER_S = 0.5, 200, 40_000
+"""Bounds of what is sent: the least time between two messages, the rate of a watcher, and that of all."""
 
 
 class LiveDirectory:
@@ -57,7 +58,8 @@ class LiveDirectory:
     @property
     def pause_s(self) -> float:
         """How long a watcher waits after a change, and collects others."""
-        return max(PAUSE_S, len(self._directory) / ENTRIES_PER_S)
+        entries, watchers = len(self._directory), self._watchers.total()
+        return max(PAUSE_S, entries / ENTRIES_PER_S, entries * watchers / ALL_ENTRIES_PER_S)
 
     def refresh(self) -> None:
         """Write the own entry if it has changed or is old, and drop entries whose time is over."""
@@ -70,8 +72,7 @@ class LiveDirectory:
 
     def write(self, listing: Listing, writer: str, rank: Rank, ttl_s: float) -> None:
         """Write the writer's entry. Raises ServiceError."""
-        if self._directory.of(OWN) is None:
-            self.refresh()
+        _ = self.own_entry
         seen = self._directory.version
         try:
             self._directory.write(listing, writer, rank, self._clock(), ttl_s)
@@ -112,25 +113,33 @@ class LiveDirectory:
             if not self._watchers[identity]:
                 del self._watchers[identity]
 
-    def all(self) -> Changes:
-        """Every entry."""
-        if self._directory.of(OWN) is None:
+    @property
+    def own_entry(self) -> Entry:
+        """The scheduler's own."""
+        if (entry := self._directory.of(OWN)) is None:
             self.refresh()
-        return self._directory.all()
+            entry = self._directory.of(OWN)
+        assert entry is not None
+        return entry
 
-    async def changed(self, version: int) -> Changes:
-        """Wait for a change after `version`, and for others that follow it.
+    def listed(self, after: str, limit: int) -> list[Entry]:
+        """As `Directory.listed`."""
+        _ = self.own_entry
+        return self._directory.listed(after, limit)
 
-        Raises ServiceError for a watcher that has missed too many.
-        """
-        while self._directory.version == version:
-            await self._change.wait()
-        await asyncio.sleep(self.pause_s)
+    def since(self, version: int, limit: int) -> Changes:
+        """As `Directory.since`. Raises ServiceError for a watcher that has missed too many."""
         try:
-            return self._directory.since(version)
+            return self._directory.since(version, limit)
         except TooFarBehindError:
             why = "this call was not read for too long: call again"
             raise ServiceError(ErrorReason.STALLED_READER, why, retry_after_s=RETRY_AFTER_S) from None
+
+    async def changed(self, version: int, *, own: bool = False) -> None:
+        """Wait for a change after `version` (`own`: of the own entry), and for others that follow it."""
+        while (self.own_entry.version if own else self._directory.version) == version:
+            await self._change.wait()
+        await asyncio.sleep(PAUSE_S if own else self.pause_s)
 
     def _notify(self, seen: int) -> None:
         if self._directory.version != seen:

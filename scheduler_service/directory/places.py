@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 
 _PLACE = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+)):0*([1-9][0-9]{0,4})", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
@@ -31,6 +32,7 @@ def one_spelling(address: str) -> str:
     return f"{host}:{int(port)}"
 
 
+@lru_cache(maxsize=1 << 14)  # of a directory's addresses, for each watcher
 def is_here(address: str) -> bool:
     """Whether an address leads to this machine alone: a loopback address, a name of it, or a Unix socket.
 

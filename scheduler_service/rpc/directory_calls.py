@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -13,9 +12,10 @@ from service_kit.credentials import Credentials
 from service_kit.identity import LOCAL, peer_name
 from service_kit.status import end_call
 
-from scheduler_service.directory.codec import decode_entry, encode_entry
-from scheduler_service.directory.directory import Changes, Entry, Rank
-from scheduler_service.directory.live import OWN, LiveDirectory
+from scheduler_service.directory.codec import add_entry, decode_entry
+from scheduler_service.directory.directory import Entry, Rank
+from scheduler_service.directory.listing import MAX_ENTRY_BYTES
+from scheduler_service.directory.live import LiveDirectory
 from scheduler_service.directory.places import is_here
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served
 from scheduler_service.rpc.codec.checks import check_range
@@ -23,7 +23,8 @@ from scheduler_service.rpc.statuses import status_of
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-ENTRIES_PER_MESSAGE = 128
+ENTRIES_PER_READ, MESSAGE_BYTES = 128, 128 << 10
+"""Bounds of what waits for a watcher that does not read."""
 MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 30_000, 600_000
 
 
@@ -34,21 +35,17 @@ class DirectoryCalls:
         self._directory, self._credentials = directory, credentials
 
     async def watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
-        """Send every entry, then changes, until the client leaves. At most one message waits to be read."""
+        """Send every entry, then changes, until the client leaves."""
         if (directory := self._directory) is None:
             # Each client asks once: that is no error to be counted and logged.
             ending = end_call(context, status_of(not_served("WatchSchedulers")))
             del request, context  # see end_call
             await ending
         caller = self._credentials.identify(context)
-        shown = Shown(own=request.own, near=is_near(context))
+        shown = Shown(near=is_near(context))
         with directory.watching(caller.name):
-            changes, first = directory.all(), True
-            while True:
-                for message in shown.messages(changes, complete=first):
-                    await context.write(message)
-                first = False
-                changes = await directory.changed(changes.version)
+            async for message in _own(directory, shown) if request.own else _all(directory, shown):
+                await context.write(message)
 
     def announce(
         self, request: pb.AnnounceSchedulerRequest, context: _Context
@@ -83,31 +80,58 @@ def is_near(context: _Context) -> bool:
 class Shown:
     """What one watcher gets: loopback addresses lead nowhere for one that is not on this machine (`near`)."""
 
-    def __init__(self, *, own: bool, near: bool) -> None:
-        self._own, self._near = own, near
+    def __init__(self, *, near: bool) -> None:
+        self._near = near
 
-    def messages(self, changes: Changes, *, complete: bool) -> Iterator[pb.WatchSchedulersResponse]:
-        """The messages with these changes. The last one is `complete` if asked for; none if all is hidden."""
-        entries = [entry for entry in changes.entries if self._sees(entry)]
-        removed = [] if self._own else [address for address in changes.removed if self._may_see(address)]
-        for begin in range(0, len(removed), ENTRIES_PER_MESSAGE):
-            yield pb.WatchSchedulersResponse(removed=removed[begin : begin + ENTRIES_PER_MESSAGE])
-        parts = list(_parts(entries)) or ([[]] if complete else [])
-        for number, part in enumerate(parts, 1):
-            now = time.monotonic()
-            yield pb.WatchSchedulersResponse(
-                entries=[encode_entry(entry, now) for entry in part],
-                complete=complete and number == len(parts),
-            )
-
-    def _sees(self, entry: Entry) -> bool:
-        return (entry.writer == OWN or not self._own) and self._may_see(entry.listing.address)
+    def messages(
+        self, entries: Iterable[Entry], removed: Iterable[str] = (), *, complete: bool = False
+    ) -> Iterator[pb.WatchSchedulersResponse]:
+        """Messages with these, of MESSAGE_BYTES at most. The last one is `complete` if asked for."""
+        message, size, now = pb.WatchSchedulersResponse(), 0, time.monotonic()
+        message.removed.extend(address for address in removed if self._may_see(address))
+        if message.removed:
+            yield message
+            message = pb.WatchSchedulersResponse()
+        for entry in entries:
+            if not self._may_see(entry.listing.address):
+                continue
+            if size > MESSAGE_BYTES - MAX_ENTRY_BYTES:
+                yield message
+                message, size = pb.WatchSchedulersResponse(), 0
+            size += add_entry(message, entry, now)
+        message.complete = complete
+        if message.entries or complete:
+            yield message
 
     def _may_see(self, address: str) -> bool:
         return self._near or not is_here(address)
 
 
-def _parts(entries: Iterable[Entry]) -> Iterator[Sequence[Entry]]:
-    rest = iter(entries)
-    while part := list(islice(rest, ENTRIES_PER_MESSAGE)):
-        yield part
+async def _all(directory: LiveDirectory, shown: Shown) -> AsyncIterator[pb.WatchSchedulersResponse]:
+    """Every entry, then changes. Between two messages nothing is held but the place in the list."""
+    seen, after, complete = directory.version, "", False
+    while not complete:
+        entries = directory.listed(after, ENTRIES_PER_READ)
+        complete = len(entries) < ENTRIES_PER_READ
+        after = entries[-1].listing.address if entries else after
+        for message in shown.messages(entries, complete=complete):
+            yield message
+    while True:
+        await directory.changed(seen)
+        now = directory.version
+        while seen < now:
+            changes = directory.since(seen, ENTRIES_PER_READ)
+            seen = changes.version
+            for message in shown.messages(changes.entries, changes.removed):
+                yield message
+
+
+async def _own(directory: LiveDirectory, shown: Shown) -> AsyncIterator[pb.WatchSchedulersResponse]:
+    """The scheduler's own entry, whenever it is written."""
+    complete = True
+    while True:
+        entry = directory.own_entry
+        for message in shown.messages([entry], complete=complete):
+            yield message
+        complete = False
+        await directory.changed(entry.version, own=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from service_kit.tokens import Entry
 from scheduler_service.config import SchedulerSettings
 from scheduler_service.directory import directory as entries
 from scheduler_service.directory import live
-from scheduler_service.directory.codec import decode_entry, encode_entry
+from scheduler_service.directory.codec import add_entry, decode_entry, encoded_listing
 from scheduler_service.directory.directory import (
     AddressTakenError,
     Changes,
@@ -37,7 +38,7 @@ from scheduler_service.directory.peers import Peers
 from scheduler_service.directory.places import is_here, one_spelling
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import ServiceState
-from scheduler_service.rpc.directory_calls import ENTRIES_PER_MESSAGE, DirectoryCalls, Shown
+from scheduler_service.rpc.directory_calls import ENTRIES_PER_READ, MESSAGE_BYTES, DirectoryCalls, Shown
 
 LISTING = Listing(
     address="10.0.0.1:50051",
@@ -151,13 +152,17 @@ def test_watchers_know_what_the_directory_has_and_nobody_writes_anothers_entry(
                 directory.expire(now)
                 model = {which: one for which, one in model.items() if one.end > now}
             case ("look", which):
-                watchers[which].take(directory.since(watchers[which].version))
+                watchers[which].take(directory.since(watchers[which].version, 2))
         assert {entry.writer: (entry.listing.address, entry.listing.instance) for entry in directory} == {
             f"writer {which}": (listing(one.number).address, f"drawn {one.instance}")
             for which, one in model.items()
         }
+        assert [entry.listing.address for entry in directory.listed("", 9)] == sorted(
+            entry.listing.address for entry in directory
+        )
     for watcher in watchers:
-        watcher.take(directory.since(watcher.version))
+        while watcher.version < directory.version:
+            watcher.take(directory.since(watcher.version, 2))
         assert watcher.known == {entry.listing.address: entry.listing for entry in directory}
 
 
@@ -174,15 +179,18 @@ def test_a_full_directory_takes_no_further_writer_and_a_watcher_far_behind_begin
     for number in (1, 2):
         directory.remove(f"writer {number}")
     with pytest.raises(TooFarBehindError):
-        directory.since(seen)
-    assert directory.all() == Changes((), (), directory.version)
+        directory.since(seen, 9)
+    assert directory.listed("", 9) == []
 
 
 def test_an_entry_is_read_as_it_was_written() -> None:
     directory = Directory()
     directory.write(LISTING, "a team", Rank.ANNOUNCED, 10.0, 5.0)
     [entry] = directory
-    message = encode_entry(entry, 12.5)
+    response = pb.WatchSchedulersResponse()
+    add_entry(response, entry, 11.0)
+    add_entry(response, entry, 12.5)
+    message = response.entries[1]
     assert (message.written_by, message.age_ms) == ("a team", 2500)
     assert decode_entry(message) == LISTING
 
@@ -202,10 +210,11 @@ def test_an_entry_is_read_as_it_was_written() -> None:
         ("address", "two words:1"),
         ("address", "\x1b]0;x\x07:1"),
         ("tls_name", "x" * 257),
-        ("model", "a\nb"),
+        ("model", "x" * 1025),
         ("instance", ""),
         ("model_fingerprint", b"x" * 257),
         ("adapters", ["a"] * 1025),
+        ("adapters", ["a" * 128] * 257),
         ("adapters", [""]),
         ("generation", 0),
     ],
@@ -298,43 +307,107 @@ def test_a_peer_elsewhere_and_a_caller_elsewhere_name_no_loopback_address() -> N
         calls.announce(request, cast("Any", Caller("ipv4:10.0.0.9:1")))
 
 
-def test_who_is_elsewhere_sees_no_loopback_addresses_and_who_asks_for_one_entry_gets_it() -> None:
+def test_who_is_elsewhere_sees_no_loopback_addresses() -> None:
     directory = Directory()
     near = replace(listing(1), address="127.0.0.1:1")
     directory.write(near, live.OWN, Rank.OWN, 0.0, math.inf)
     directory.write(listing(2), "another", Rank.ANNOUNCED, 0.0, math.inf)
-    changes = replace(directory.all(), removed=("127.0.0.1:2", "10.0.0.9:1"))
 
-    def seen(shown: Shown) -> tuple[list[str], list[str]]:
-        messages = list(shown.messages(changes, complete=True))
+    def seen(*, near: bool) -> tuple[list[str], list[str]]:
+        removed = ("127.0.0.1:2", "10.0.0.9:1")
+        messages = list(Shown(near=near).messages(directory, removed, complete=True))
         assert [message.complete for message in messages] == [False] * (len(messages) - 1) + [True]
         return (
             [entry.address for message in messages for entry in message.entries],
             [address for message in messages for address in message.removed],
         )
 
-    assert seen(Shown(own=False, near=True)) == (
-        ["127.0.0.1:1", "10.0.0.2:50051"],
-        ["127.0.0.1:2", "10.0.0.9:1"],
-    )
-    assert seen(Shown(own=False, near=False)) == (["10.0.0.2:50051"], ["10.0.0.9:1"])
-    assert seen(Shown(own=True, near=True)) == (["127.0.0.1:1"], [])
-    assert seen(Shown(own=True, near=False)) == ([], [])
+    assert seen(near=True) == (["127.0.0.1:1", "10.0.0.2:50051"], ["127.0.0.1:2", "10.0.0.9:1"])
+    assert seen(near=False) == (["10.0.0.2:50051"], ["10.0.0.9:1"])
 
 
-def test_a_large_directory_comes_in_several_messages() -> None:
-    directory = Directory()
-    for number in range(2 * ENTRIES_PER_MESSAGE + 1):
-        directory.write(
-            replace(LISTING, address=f"h{number}:1", instance=f"i{number}"),
-            f"w{number}",
-            Rank.ANNOUNCED,
-            0.0,
-            math.inf,
-        )
-    messages = list(Shown(own=False, near=True).messages(directory.all(), complete=True))
-    assert [len(message.entries) for message in messages] == [ENTRIES_PER_MESSAGE, ENTRIES_PER_MESSAGE, 1]
-    assert [message.complete for message in messages] == [False, False, True]
+async def answers(
+    directory: LiveDirectory, peer: str, *, own: bool = False
+) -> AsyncGenerator[pb.WatchSchedulersResponse]:
+    """What a watcher is sent who reads one message after the other."""
+    sent: asyncio.Queue[pb.WatchSchedulersResponse] = asyncio.Queue(1)
+    context = cast("Any", Caller(peer))
+    context.write = sent.put
+    calls = DirectoryCalls(directory, Credentials())
+    task = asyncio.create_task(calls.watch(pb.WatchSchedulersRequest(own=own), context))
+    try:
+        while True:
+            yield await sent.get()
+    finally:
+        task.cancel()
+
+
+async def test_who_asks_for_the_own_entry_waits_for_no_others_and_sees_none_of_another_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "PAUSE_S", 0.0)
+    monkeypatch.setattr(live, "ENTRIES_PER_S", 1e-9)
+    shown = [replace(LISTING, address="127.0.0.1:1")]
+    directory = LiveDirectory(lambda: shown[0])
+    directory.write(listing(2), "another", Rank.ANNOUNCED, 30.0)
+    near, far = answers(directory, "unix:", own=True), answers(directory, "ipv4:10.0.0.8:1", own=True)
+    assert await anext(far) == pb.WatchSchedulersResponse(complete=True)
+    assert [entry.address for entry in (await anext(near)).entries] == ["127.0.0.1:1"]
+    shown[0] = replace(shown[0], state=ServiceState.DRAINING)
+    directory.refresh()
+    message = await anext(near)
+    assert [entry.state for entry in message.entries] == [pb.SCHEDULER_STATE_DRAINING]
+    for watcher in (near, far):
+        await watcher.aclose()
+
+
+async def test_a_large_directory_comes_in_parts_whatever_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "PAUSE_S", 0.0)
+    for rate in ("ENTRIES_PER_S", "ALL_ENTRIES_PER_S"):
+        monkeypatch.setattr(live, rate, math.inf)
+    directory, known = LiveDirectory(lambda: LISTING), dict[str, str]()
+
+    def write(number: int, instance: str = "") -> None:
+        one = replace(LISTING, address=f"h{number}:1", instance=instance or f"i{number}")
+        directory.write(one, f"w{number}", Rank.ANNOUNCED, 30.0)
+
+    for number in range(2 * ENTRIES_PER_READ):
+        write(number)
+    watcher, sizes = answers(directory, "unix:"), []
+    async for message in watcher:
+        sizes.append(len(message.entries))
+        known |= {entry.address: entry.instance for entry in message.entries}
+        if len(sizes) == 1:  # another part is written already, and the third is not
+            write(0, "of a later start")
+            write(999)
+            directory.remove("w1")
+        for address in message.removed:
+            del known[address]
+        if known.get("h0:1") == "of a later start" and len(known) == 2 * ENTRIES_PER_READ + 1:
+            break
+    await watcher.aclose()
+    assert sizes[:2] == [ENTRIES_PER_READ, ENTRIES_PER_READ]
+    assert known.keys() == {LISTING.address, *(f"h{number}:1" for number in (0, *range(2, 256), 999))}
+
+
+def test_messages_of_entries_as_large_as_may_be_stay_small() -> None:
+    adapters = tuple(f"{number:0>127}" for number in range(3000))
+    largest = replace(
+        LISTING, model="m " * 2000, model_fingerprint=b"f" * 256, adapters=adapters, instance="i" * 256
+    ).bounded()
+    assert largest.adapters == adapters[:258]
+    assert decode_entry(encoded_listing(largest)) == largest
+    names = tuple(f"{number:0>30}" for number in range(3000))
+    assert len(replace(LISTING, adapters=names).bounded().adapters) == 1024
+    messages = list(Shown(near=True).messages([entry_of(largest)] * ENTRIES_PER_READ, complete=True))
+    assert max(message.ByteSize() for message in messages) < MESSAGE_BYTES
+    assert sum(len(message.entries) for message in messages) == ENTRIES_PER_READ
+
+
+def entry_of(one: Listing) -> entries.Entry:
+    return entries.Entry(one, "a team", Rank.ANNOUNCED, 0.0, 0.0, math.inf, 1)
 
 
 def test_nobody_writes_the_schedulers_own_address_or_instance() -> None:
@@ -354,7 +427,7 @@ def test_a_peers_claim_of_another_address_gives_way_to_an_announcer_and_its_own_
         follow._learn(pb.WatchSchedulersResponse(entries=[one]), peer)
 
     def writers() -> dict[str, str]:
-        return {entry.listing.address: entry.writer for entry in directory.all().entries if entry.writer}
+        return {entry.listing.address: entry.writer for entry in directory.listed("", 99) if entry.writer}
 
     def announce(who: str, address: str, instance: str) -> bool:
         one = replace(LISTING, address=address, instance=instance)
@@ -413,6 +486,19 @@ def test_watchers_are_bounded_in_all_and_for_one_identity(monkeypatch: pytest.Mo
         with directory.watching("b"):
             assert refused("c")
     assert not refused("a")
+    assert directory.pause_s == live.PAUSE_S
+
+
+def test_all_watchers_together_are_sent_a_bounded_number_of_entries() -> None:
+    directory = LiveDirectory(lambda: LISTING)
+    for number in range(200):
+        one = replace(LISTING, address=f"h{number}:1", instance=f"i{number}")
+        directory.write(one, f"w{number}", Rank.ANNOUNCED, 30.0)
+    assert directory.pause_s == 201 / live.ENTRIES_PER_S
+    with ExitStack() as watchers:
+        for _ in range(1000):
+            watchers.enter_context(directory.watching("a"))
+        assert directory.pause_s == 201 * 1000 / live.ALL_ENTRIES_PER_S
 
 
 async def test_a_watcher_is_woken_by_a_change_and_the_own_entry_is_renewed(
@@ -425,12 +511,14 @@ async def test_a_watcher_is_woken_by_a_change_and_the_own_entry_is_renewed(
     directory.refresh()
     seen = directory.version
     waiting = asyncio.create_task(directory.changed(seen))
+    await asyncio.sleep(0)
     directory.refresh()  # nothing has changed
     await asyncio.sleep(0)
     assert not waiting.done()
     shown[0] = replace(LISTING, state=ServiceState.DRAINING)
     directory.refresh()
-    assert [entry.listing.state for entry in (await waiting).entries] == [ServiceState.DRAINING]
+    await waiting
+    assert [entry.listing.state for entry in directory.since(seen, 9).entries] == [ServiceState.DRAINING]
     seen = directory.version
     now[0] += live.RENEWAL_S
     directory.refresh()
