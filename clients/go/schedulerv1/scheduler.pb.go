@@ -6667,16 +6667,18 @@ type SchedulerEntry struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	Address          string         `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`                // HOST:PORT where clients reach it, at most 512 bytes; unique
+	// HOST:PORT where clients reach it, at most 512 bytes; unique. HOST is an IPv4 address, an [IPv6] one or a name
+	// of DNS in ASCII. In one spelling, whatever was announced.
+	Address          string         `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	TlsName          string         `protobuf:"bytes,2,opt,name=tls_name,json=tlsName,proto3" json:"tls_name,omitempty"` // the name that its certificate has; empty: it speaks without TLS
-	Model            string         `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`                    // GetModelInfoResponse.name
+	Model            string         `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`                    // GetModelInfoResponse.name, at most 1,024 bytes
 	ModelFingerprint []byte         `protobuf:"bytes,4,opt,name=model_fingerprint,json=modelFingerprint,proto3" json:"model_fingerprint,omitempty"`
-	Adapters         []string       `protobuf:"bytes,5,rep,name=adapters,proto3" json:"adapters,omitempty"`                                      // names, at most 1,024
+	Adapters         []string       `protobuf:"bytes,5,rep,name=adapters,proto3" json:"adapters,omitempty"`                                      // names, at most 1,024, and 32 KiB together: of more, the first ones by name
 	State            SchedulerState `protobuf:"varint,6,opt,name=state,proto3,enum=paceline.scheduler.v1.SchedulerState" json:"state,omitempty"` // DRAINING: it gets no new streams
 	Load             *SchedulerLoad `protobuf:"bytes,7,opt,name=load,proto3" json:"load,omitempty"`
 	// Rises with each start of the scheduler, as milliseconds since 1970 do: of two entries the higher one counts.
 	Generation uint64 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`
-	Instance   string `protobuf:"bytes,9,opt,name=instance,proto3" json:"instance,omitempty"`                     // drawn by the scheduler at its start: the same under two addresses is one scheduler
+	Instance   string `protobuf:"bytes,9,opt,name=instance,proto3" json:"instance,omitempty"`                     // drawn by the scheduler at its start; unique
 	WrittenBy  string `protobuf:"bytes,10,opt,name=written_by,json=writtenBy,proto3" json:"written_by,omitempty"` // the identity that wrote it; empty: the scheduler that answers. Set by the directory
 	AgeMs      uint32 `protobuf:"varint,11,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`            // since it was written; set by the directory
 }

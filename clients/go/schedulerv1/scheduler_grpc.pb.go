@@ -78,16 +78,18 @@ type SchedulerServiceClient interface {
 	WatchSteps(ctx context.Context, in *WatchStepsRequest, opts ...grpc.CallOption) (SchedulerService_WatchStepsClient, error)
 	// The schedulers that this one knows, itself included, then each change. The first message that has
 	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,
-	// however often it did: a slow reader misses states between, never the last one. Answered in every state.
-	// Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
-	// UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+	// however often it did: a slow reader misses states between, never the last one. A message has at most 128
+	// entries and 128 KiB. Answered in every state. Loopback addresses are left out for callers from elsewhere, and
+	// so is the own entry with one. Errors: RESOURCE_EXHAUSTED (WATCHERS); ABORTED (STALLED_READER): the caller
+	// missed 4,096 removals; UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
 	WatchSchedulers(ctx context.Context, in *WatchSchedulersRequest, opts ...grpc.CallOption) (SchedulerService_WatchSchedulersClient, error)
 	// Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
 	// when it was not written again within its time. Precondition: the right `directory`, which administrators do
 	// not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
-	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address or the instance;
 	// FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
-	// (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+	// (DIRECTORY_FULL; QUOTA: its address changed less than 5 s ago); UNIMPLEMENTED without CAPABILITY_DIRECTORY.
+	// Retry: safe, idempotent.
 	AnnounceScheduler(ctx context.Context, in *AnnounceSchedulerRequest, opts ...grpc.CallOption) (*AnnounceSchedulerResponse, error)
 }
 
@@ -400,16 +402,18 @@ type SchedulerServiceServer interface {
 	WatchSteps(*WatchStepsRequest, SchedulerService_WatchStepsServer) error
 	// The schedulers that this one knows, itself included, then each change. The first message that has
 	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,
-	// however often it did: a slow reader misses states between, never the last one. Answered in every state.
-	// Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
-	// UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+	// however often it did: a slow reader misses states between, never the last one. A message has at most 128
+	// entries and 128 KiB. Answered in every state. Loopback addresses are left out for callers from elsewhere, and
+	// so is the own entry with one. Errors: RESOURCE_EXHAUSTED (WATCHERS); ABORTED (STALLED_READER): the caller
+	// missed 4,096 removals; UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
 	WatchSchedulers(*WatchSchedulersRequest, SchedulerService_WatchSchedulersServer) error
 	// Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
 	// when it was not written again within its time. Precondition: the right `directory`, which administrators do
 	// not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
-	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+	// (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address or the instance;
 	// FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
-	// (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+	// (DIRECTORY_FULL; QUOTA: its address changed less than 5 s ago); UNIMPLEMENTED without CAPABILITY_DIRECTORY.
+	// Retry: safe, idempotent.
 	AnnounceScheduler(context.Context, *AnnounceSchedulerRequest) (*AnnounceSchedulerResponse, error)
 	mustEmbedUnimplementedSchedulerServiceServer()
 }

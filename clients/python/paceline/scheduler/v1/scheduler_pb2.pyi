@@ -3539,25 +3539,27 @@ class SchedulerEntry(_message.Message):
     WRITTEN_BY_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """HOST:PORT where clients reach it, at most 512 bytes; unique"""
+    """HOST:PORT where clients reach it, at most 512 bytes; unique. HOST is an IPv4 address, an [IPv6] one or a name
+    of DNS in ASCII. In one spelling, whatever was announced.
+    """
     tls_name: _builtins.str
     """the name that its certificate has; empty: it speaks without TLS"""
     model: _builtins.str
-    """GetModelInfoResponse.name"""
+    """GetModelInfoResponse.name, at most 1,024 bytes"""
     model_fingerprint: _builtins.bytes
     state: Global___SchedulerState.ValueType
     """DRAINING: it gets no new streams"""
     generation: _builtins.int
     """Rises with each start of the scheduler, as milliseconds since 1970 do: of two entries the higher one counts."""
     instance: _builtins.str
-    """drawn by the scheduler at its start: the same under two addresses is one scheduler"""
+    """drawn by the scheduler at its start; unique"""
     written_by: _builtins.str
     """the identity that wrote it; empty: the scheduler that answers. Set by the directory"""
     age_ms: _builtins.int
     """since it was written; set by the directory"""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """names, at most 1,024"""
+        """names, at most 1,024, and 32 KiB together: of more, the first ones by name"""
 
     @_builtins.property
     def load(self) -> Global___SchedulerLoad: ...

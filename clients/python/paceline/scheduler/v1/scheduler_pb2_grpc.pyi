@@ -175,17 +175,19 @@ class SchedulerServiceStub:
     WatchSchedulers: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchSchedulersRequest, _scheduler_pb2.WatchSchedulersResponse]
     """The schedulers that this one knows, itself included, then each change. The first message that has
     `complete` set ends the list as it was at the call; later ones have what changed since the message before,
-    however often it did: a slow reader misses states between, never the last one. Answered in every state.
-    Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
-    UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+    however often it did: a slow reader misses states between, never the last one. A message has at most 128
+    entries and 128 KiB. Answered in every state. Loopback addresses are left out for callers from elsewhere, and
+    so is the own entry with one. Errors: RESOURCE_EXHAUSTED (WATCHERS); ABORTED (STALLED_READER): the caller
+    missed 4,096 removals; UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
     """
     AnnounceScheduler: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AnnounceSchedulerRequest, _scheduler_pb2.AnnounceSchedulerResponse]
     """Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
     when it was not written again within its time. Precondition: the right `directory`, which administrators do
     not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
-    (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+    (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address or the instance;
     FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
-    (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+    (DIRECTORY_FULL; QUOTA: its address changed less than 5 s ago); UNIMPLEMENTED without CAPABILITY_DIRECTORY.
+    Retry: safe, idempotent.
     """
 
 @_typing.type_check_only
@@ -264,17 +266,19 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     WatchSchedulers: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchSchedulersRequest, _scheduler_pb2.WatchSchedulersResponse]  # type: ignore[assignment]
     """The schedulers that this one knows, itself included, then each change. The first message that has
     `complete` set ends the list as it was at the call; later ones have what changed since the message before,
-    however often it did: a slow reader misses states between, never the last one. Answered in every state.
-    Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
-    UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+    however often it did: a slow reader misses states between, never the last one. A message has at most 128
+    entries and 128 KiB. Answered in every state. Loopback addresses are left out for callers from elsewhere, and
+    so is the own entry with one. Errors: RESOURCE_EXHAUSTED (WATCHERS); ABORTED (STALLED_READER): the caller
+    missed 4,096 removals; UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
     """
     AnnounceScheduler: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AnnounceSchedulerRequest, _scheduler_pb2.AnnounceSchedulerResponse]  # type: ignore[assignment]
     """Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
     when it was not written again within its time. Precondition: the right `directory`, which administrators do
     not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
-    (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+    (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address or the instance;
     FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
-    (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+    (DIRECTORY_FULL; QUOTA: its address changed less than 5 s ago); UNIMPLEMENTED without CAPABILITY_DIRECTORY.
+    Retry: safe, idempotent.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -440,9 +444,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.WatchSchedulersResponse], _abc.AsyncIterator[_scheduler_pb2.WatchSchedulersResponse]]:
         """The schedulers that this one knows, itself included, then each change. The first message that has
         `complete` set ends the list as it was at the call; later ones have what changed since the message before,
-        however often it did: a slow reader misses states between, never the last one. Answered in every state.
-        Loopback addresses are left out for callers from elsewhere. Errors: RESOURCE_EXHAUSTED (WATCHERS);
-        UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
+        however often it did: a slow reader misses states between, never the last one. A message has at most 128
+        entries and 128 KiB. Answered in every state. Loopback addresses are left out for callers from elsewhere, and
+        so is the own entry with one. Errors: RESOURCE_EXHAUSTED (WATCHERS); ABORTED (STALLED_READER): the caller
+        missed 4,096 removals; UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe; the answer begins anew.
         """
 
     @_abc_1.abstractmethod
@@ -454,9 +459,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Writes the caller's own entry of the directory; an identity has one, and a later write replaces it. It goes
         when it was not written again within its time. Precondition: the right `directory`, which administrators do
         not have by being such. Errors: PERMISSION_DENIED (PERMISSION); INVALID_ARGUMENT; ALREADY_EXISTS
-        (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address;
+        (ADDRESS_TAKEN): the entry of another identity, or of this scheduler itself, has the address or the instance;
         FAILED_PRECONDITION (OLD_GENERATION): the entry has a higher generation; RESOURCE_EXHAUSTED
-        (DIRECTORY_FULL); UNIMPLEMENTED without CAPABILITY_DIRECTORY. Retry: safe, idempotent.
+        (DIRECTORY_FULL; QUOTA: its address changed less than 5 s ago); UNIMPLEMENTED without CAPABILITY_DIRECTORY.
+        Retry: safe, idempotent.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
