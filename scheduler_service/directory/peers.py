@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ log = Log(__name__)
 PEER_TTL_S = 3 * RENEWAL_S
 """Age at which the entry of a scheduler goes that says nothing any more."""
 MIN_WAIT_S, MAX_WAIT_S = 0.5, 8.0
-"""Wait before the next attempt to reach a scheduler; doubles with each that fails."""
+"""Wait before the next attempt to reach a scheduler; doubles with each call that ends within PEER_TTL_S."""
 ITSELF, ITSELF_WAIT_S = "it is this scheduler", 30.0
 """Where a name led to this scheduler itself: the wait before it is looked up again."""
 READ_PAUSE_S = PAUSE_S / 2
@@ -89,11 +90,14 @@ class Peers:
         wait_s, state = MIN_WAIT_S, ""
 
         def heard() -> None:
-            nonlocal wait_s, state
-            wait_s, state = MIN_WAIT_S, _logged(address, state, "")
+            nonlocal state
+            state = _logged(address, state, "")
 
         while True:
+            began = time.monotonic()
             problem = await self._listen(address, security, heard)
+            if time.monotonic() - began > PEER_TTL_S:
+                wait_s = MIN_WAIT_S
             if problem == ITSELF:
                 await asyncio.sleep(ITSELF_WAIT_S)
                 continue

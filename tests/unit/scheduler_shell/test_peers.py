@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -153,6 +154,17 @@ async def test_a_peer_that_says_nothing_is_asked_again(monkeypatch: pytest.Monke
         following(peer.address) as directory,
     ):
         await until(lambda: "127.0.0.1:7" in addresses(directory))
+
+
+async def test_a_peer_that_ends_each_call_is_asked_more_and_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "MIN_WAIT_S", 0.02)
+    monkeypatch.setattr(peers, "MAX_WAIT_S", 3600.0)
+    began = time.monotonic()
+    async with Peer(sends(GOOD)) as peer, following(peer.address):
+        await until(lambda: peer.calls == 5)
+    assert time.monotonic() - began > 0.02 + 0.04 + 0.08 + 0.16
 
 
 async def test_a_peer_that_sends_without_end_is_read_at_a_bounded_rate(
