@@ -107,7 +107,7 @@ async def _stay_closed(schedulers: Sequence[str], security: Security) -> None:
 
 async def _refuses_strangers(scheduler: str, security: Security) -> bool | None:
     """Whether it does; None: it does not answer. Raises NotSafe if it answers a call without a token."""
-    async with Client(scheduler, security=security) as client:
+    async with Client(scheduler, security=security, directory="off") as client:
         try:
             await client.model_info(timeout_s=_PROBE_TIMEOUT_S)
         except errors.Unauthenticated:

@@ -48,6 +48,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         self.vocabularies: list[bytes] = []
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
+        self.looks = 0
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         try:
@@ -121,6 +122,10 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             next_id=behind % 256,
             tokens=[fingerprint + bytes([token]) for token in range(first, behind)],
         )
+
+    async def WatchSchedulers(self, request: pb.WatchSchedulersRequest, context: Any) -> Any:
+        self.looks += 1
+        yield await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no directory")
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         return pb.AbortResponse(aborted=request.request_ids[:1], unknown=request.request_ids[1:])

@@ -201,7 +201,7 @@ async def _measure(address: str, tls: Security, parameters: _BenchParameters) ->
     levels: list[dict[str, Any]] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     rows = Rows(parameters.screen, _CAPTION, _COLUMNS)
-    async with aio.Client(address, security=tls) as client:
+    async with aio.Client(address, security=tls, directory="off") as client:
         model = await _model(client, parameters.load)
         number = 0
         with _progress(parameters.screen, *columns) as bars:
@@ -233,7 +233,7 @@ async def _compare(address: str, tls: Security, parameters: _BenchParameters) ->
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     results: speculation_bench.Results = {}
     rows = Rows(parameters.screen, speculation_bench.CAPTION, speculation_bench.COLUMNS)
-    async with aio.Client(address, security=tls) as client:
+    async with aio.Client(address, security=tls, directory="off") as client:
         model = await _model(client, parameters.load)
         each = len(speculation_bench.modes(model)) * (parameters.rounds + 1) * parameters.load.new_tokens
         with _progress(parameters.screen, *columns) as bars:

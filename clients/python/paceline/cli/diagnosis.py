@@ -154,7 +154,7 @@ def _trust_problem(handshake: Handshake) -> Diagnosis | None:
 
 def _service_verdict(address: str, security: Security, timeout_s: float) -> Diagnosis:
     """The first problem of the service at a port that speaks gRPC; else the verdict on a request."""
-    with Client(address, security=security, failover_timeout_s=0) as client:
+    with Client(address, security=security, failover_timeout_s=0, directory="off") as client:
         try:
             status = client.status(timeout_s=timeout_s)
         except errors.Unauthenticated as error:

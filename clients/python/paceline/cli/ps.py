@@ -84,7 +84,8 @@ def _listens(path: Path) -> bool:
 
 
 def _asked(pid: int, port: int, path: Path, token: str) -> RunningStack:
-    with Client(f"unix:{path}", security=Security(token=token), failover_timeout_s=0) as client:
+    security = Security(token=token)
+    with Client(f"unix:{path}", security=security, failover_timeout_s=0, directory="off") as client:
         try:
             status = client.status(timeout_s=_TIMEOUT_S)
         except errors.Unauthenticated:

@@ -242,7 +242,7 @@ async def _serving(stack: Stack) -> None:
     """
     clock = RunningClock(time.monotonic)
     reason = "it does not answer"
-    async with aio.Client(stack.socket, security=stack.admin_security) as client:
+    async with aio.Client(stack.socket, security=stack.admin_security, directory="off") as client:
         while clock() < _SERVING_TIMEOUT_S:
             try:
                 status = await client.status(timeout_s=_CALL_TIMEOUT_S)

@@ -37,7 +37,7 @@ def status(
     """Show what the scheduler and its executors are doing."""
     with (
         one_line_errors(address),
-        Client(address, security=security(context), failover_timeout_s=0) as client,
+        Client(address, security=security(context), failover_timeout_s=0, directory="off") as client,
     ):
 
         def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:

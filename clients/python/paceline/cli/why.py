@@ -41,7 +41,7 @@ def why(
         fail("--identity and --all exclude each other", 2)
     with (
         one_line_errors(address),
-        Client(address, security=security(context), failover_timeout_s=0) as client,
+        Client(address, security=security(context), failover_timeout_s=0, directory="off") as client,
     ):
         found = client.why(request_id, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
     for one in found.requests:
