@@ -114,6 +114,11 @@ class ResumableStream:
         return self._request.request_id
 
     @property
+    def model(self) -> str:
+        """What the request names: the model, an adapter, or "" for the model."""
+        return self._request.model
+
+    @property
     def has_begun(self) -> bool:
         """Whether events were received: then the request must be continued instead of sent again."""
         return self._began_at is not None
@@ -217,6 +222,8 @@ class ResumableStream:
             self._bounds.announce(message)
         if self._continued is not None and message.continued_tokens != self._continued:
             raise self._ignored(message.continued_tokens)
+        if message.model_fingerprint != self._first.model_fingerprint:
+            raise StreamLost("the stream was interrupted, and the scheduler that goes on has another model")
 
     def _see_prompt_logprobs(self, message: pb.PromptLogprobs) -> None:
         if self.has_begun or not self._request.HasField("prompt_logprobs"):

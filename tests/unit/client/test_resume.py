@@ -167,6 +167,17 @@ def test_a_scheduler_that_ignores_the_continuation_ends_the_stream(continued: in
         stream.see(pb.GenerateResponse(started=pb.Started(continued_tokens=continued)))
 
 
+def test_no_stream_is_continued_by_another_model() -> None:
+    stream = stream_of(seed=3)
+    begun = list(replies(stream.attempt(0.0), random.Random(1)))[:3]
+    for message in begun:
+        stream.see(message)
+    first = next(replies(stream.attempt(1.0), random.Random(1)))
+    first.started.model_fingerprint = b"another model"
+    with pytest.raises(errors.StreamLost, match="another model"):
+        stream.see(first)
+
+
 def test_a_scheduler_that_starts_anew_without_a_word_ends_the_stream() -> None:
     stream = stream_of(seed=3)
     for message in list(replies(stream.attempt(0.0), random.Random(1)))[:3]:
