@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 VERSION = "paceline-affinity-1"
 MAX_TEXT_BYTES = 1024
 MAX_TOKEN_IDS = 256
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def affinity_key(request: pb.GenerateRequest, own: str = "") -> bytes:
@@ -49,12 +51,22 @@ def preference(key: bytes, addresses: Sequence[str]) -> list[str]:
     return sorted(addresses, key=rank)
 
 
-def choice(key: bytes, loads: Mapping[str, int]) -> str:
-    """The address for a request, given the schedulers' live streams. Raises ValueError for none."""
-    if not loads:
+def choice(key: bytes, live: Mapping[str, int], told: Mapping[str, int] = _NOTHING) -> str:
+    """The address for a request. Raises ValueError for none.
+
+    `live`: the client's own streams at each scheduler; `told`: the sequences of all clients there, as the
+    directory has them. One that says that it has none gets no more of the client's streams for that.
+    """
+    if not live:
         raise ValueError("no scheduler to choose from")
-    bound = -(-5 * (sum(loads.values()) + 1) // (4 * len(loads)))  # rounded up
-    return next(address for address in preference(key, list(loads)) if loads[address] < bound)
+    fewer = [address for address in preference(key, list(live)) if live[address] < _bound(live)]
+    most = _bound(told)
+    return next((address for address in fewer if told.get(address, 0) < most), fewer[0])
+
+
+def _bound(loads: Mapping[str, int]) -> int:
+    """Sequences at which a scheduler passes on: 1.25 of the mean with the new one, rounded up."""
+    return -(-5 * (sum(loads.values()) + 1) // (4 * max(len(loads), 1)))
 
 
 def _string(text: str) -> bytes:

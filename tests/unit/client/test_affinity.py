@@ -67,9 +67,22 @@ def test_a_scheduler_above_its_share_passes_on_to_the_next() -> None:
         choice(key, {})
 
 
+def test_who_claims_that_nobody_is_there_gets_no_more_than_a_share_of_the_clients_streams() -> None:
+    liar, *honest = addresses = [f"10.0.0.{host}:50051" for host in range(1, 5)]
+    live = dict.fromkeys(addresses, 0)
+    for number in range(400):
+        key = affinity_key(pb.GenerateRequest(text=f"conversation {number}"))
+        live[choice(key, live, {liar: 0, **dict.fromkeys(honest, 100)})] += 1
+    assert live[liar] <= 1.25 * 401 / 4 + 1
+    # One that says the truth, and has more than its share of all clients' streams, passes on.
+    assert choice(key, dict.fromkeys(addresses, 0), {**dict.fromkeys(addresses, 2), liar: 100}) != liar
+
+
 @given(st.binary(min_size=32, max_size=32), st.lists(st.integers(0, 50), min_size=1, max_size=12))
 def test_there_is_always_a_choice_and_a_loss_moves_its_share_alone(key: bytes, loads: list[int]) -> None:
     addresses = [f"host-{number}:1" for number in range(len(loads))]
-    assert choice(key, dict(zip(addresses, loads, strict=True))) in addresses
+    live = dict(zip(addresses, loads, strict=True))
+    assert choice(key, live) in addresses
+    assert choice(key, live, dict(zip(addresses, reversed(loads), strict=True))) in addresses
     order = preference(key, addresses)
     assert preference(key, order[1:]) == order[1:]

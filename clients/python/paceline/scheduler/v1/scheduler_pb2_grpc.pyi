@@ -52,9 +52,9 @@ the longest beginning of x that has at most 1,024 bytes and ends with a whole ch
   weight    of a scheduler: the first 8 bytes, as a big-endian uint64, of SHA-256 of key and its address's
             UTF-8 (as the directory or the client's user gives it). Highest first; ties by address, smallest
             bytes first
-  choice    the first scheduler whose load is below ceil(1.25 * (sum of all loads + 1) / number of schedulers),
-            the load being the client's own live streams there, or the directory's running and waiting
-            ones where that is more
+  choice    the first scheduler whose load is below ceil(1.25 * (sum of all loads + 1) / number of schedulers)
+            by the client's own live streams and by the directory's running and waiting ones, or if there is
+            none, by the former alone: who says in vain that it has none gets no more than its share
 Vectors: key (its first 8 bytes), and the order of 10.0.0.1:50051, 10.0.0.2:50051, 10.0.0.3:50051 (by last digit)
   text "hello"                              8c6440588f7e9b69  2 3 1
   text "hello", model "m", cache_salt "s"   804857e5859ed256  1 3 2
