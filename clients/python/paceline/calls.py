@@ -28,9 +28,9 @@ Flag = threading.Event
 Endpoint = SchedulerEndpoint[grpc.Channel, SchedulerServiceStub, AdminServiceStub]
 
 
-def endpoint_at(address: str, security: Security) -> Endpoint:
-    """A scheduler's channel and stubs."""
-    channel = open_channel(address, Link.PUBLIC, security)
+def endpoint_at(address: str, security: Security, credentials: grpc.ChannelCredentials | None) -> Endpoint:
+    """A scheduler's channel and stubs. `credentials`: of `security`, so that no file is read here."""
+    channel = open_channel(address, Link.PUBLIC, security, credentials)
     return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
 
 
@@ -142,6 +142,11 @@ class Background:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=run, name="paceline directory", daemon=True)
             self._thread.start()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until the work has ended, for at most `limit_s`."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
 
     def end(self) -> None:
         """Leave it: its call ends with its channel."""

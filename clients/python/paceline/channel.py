@@ -197,20 +197,31 @@ def server_options(link: Link) -> Options:
     ]
 
 
-def open_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.Channel:
+def open_channel(
+    address: str,
+    link: Link,
+    security: Security = PLAINTEXT,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> grpc.Channel:
     """A blocking channel. Connecting happens with the first call.
 
-    A public channel to a DNS name spreads calls over all addresses of the name.
+    A public channel to a DNS name spreads calls over all addresses of the name. `credentials`: of `security`,
+    where they were made before: no file is read.
     """
-    options, credentials = _options(address, link, security), security.credentials()
+    options, credentials = _options(address, link, security), credentials or security.credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options)
     return grpc.secure_channel(address, credentials, options)
 
 
-def open_aio_channel(address: str, link: Link, security: Security = PLAINTEXT) -> grpc.aio.Channel:
+def open_aio_channel(
+    address: str,
+    link: Link,
+    security: Security = PLAINTEXT,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> grpc.aio.Channel:
     """The same for asyncio, bound to the running event loop."""
-    options, credentials = _options(address, link, security), security.credentials()
+    options, credentials = _options(address, link, security), credentials or security.credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)
     return grpc.aio.secure_channel(address, credentials, options)

@@ -9,10 +9,20 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeGuard
 
 from paceline.affinity import choice, preference
-from paceline.errors import DeadlineExceeded, DuplicateRequest, PacelineError, RetryLater, Unavailable
+from paceline.errors import (
+    DeadlineExceeded,
+    DuplicateRequest,
+    NotFound,
+    PacelineError,
+    RetryLater,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
 
 FAILOVER_TIMEOUT_S = 30.0
 """Default time after the loss of a call's scheduler in which the call is sent again, and of a call's wait for
@@ -21,7 +31,8 @@ a model that is loading."""
 MIN_DOWN_S, MAX_DOWN_S = 1.0, 8.0
 """Time for which an address that could not be reached is tried last; doubles with each further failure."""
 MAX_TRIED = 64
-"""Addresses that a call tries in one round."""
+"""Addresses that a call tries in one round, the first ones of its order. A call without a key begins each
+round with the next address, so that others come in; one with a key stays with those that its key prefers."""
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 1.0
 """Wait between two rounds through all addresses; doubles each round, unless a scheduler gives a hint."""
 MAX_LOSSES = 4
@@ -35,6 +46,8 @@ The channel chooses the scheduler of each try, in turn among all calls: a call m
 WAIT_KEY = "paceline-wait-ms"
 """Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading."""
 _NOT_READY = "NOT_READY"
+
+_NO_ADAPTERS: Mapping[str, Collection[str]] = MappingProxyType({})
 
 _NEVER_REACHED = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
 
@@ -57,42 +70,59 @@ class Rotation:
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        self.given = frozenset(addresses)
         self._addresses = tuple(addresses)
+        self._known = self.given
         self._next = 0
         self._live: Counter[str] = Counter()  # calls
         self._counting = threading.Lock()  # they end in threads of gRPC
         self._loads: Mapping[str, int] = {}  # as the directory tells them
         self._draining: Collection[str] = ()
+        self._adapters: Mapping[str, Collection[str]] = {}
         self._down: dict[str, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
 
-    def use(self, addresses: Sequence[str], loads: Mapping[str, int], draining: Collection[str]) -> None:
+    def use(
+        self,
+        addresses: Sequence[str],
+        loads: Mapping[str, int],
+        draining: Collection[str],
+        adapters: Mapping[str, Collection[str]] = _NO_ADAPTERS,
+    ) -> None:
         """Calls that begin from now on try these addresses.
 
-        `loads`: sequences that run or wait there, of all clients. Those that drain come last.
+        `loads`: sequences that run or wait there, of all clients. Those that drain come last. `adapters`: of
+        those addresses that are known to have some.
         """
         self._addresses, self._loads, self._draining = tuple(addresses), loads, draining
-        self._down = {address: down for address, down in self._down.items() if address in addresses}
+        self._adapters, self._known = adapters, frozenset(addresses)
+        self._down = {one: down for one, down in list(self._down.items()) if one in self._known}
+
+    def has(self, address: str) -> bool:
+        """Whether the address is still one of them."""
+        return address in self._known
 
     def is_idle(self, address: str) -> bool:
         """Whether no call is at this address."""
         return not self._live[address]
 
-    def order(self, now: float, key: bytes = b"") -> list[str]:
+    def order(self, now: float, key: bytes = b"", model: str = "") -> list[str]:
         """The addresses that a call should try, in their order: all, up to MAX_TRIED.
 
-        `key`: of `affinity_key`.
+        `key`: of `affinity_key`. `model`: what the request names; those that have an adapter of this name
+        come before those that have not.
         """
-        addresses = self._addresses
+        addresses, draining = self._addresses, self._draining
+        holders = {one for one in addresses if model in self._adapters.get(one, ())} or self._known
         if key and len(addresses) > 1:
-            takers = [address for address in addresses if address not in self._draining] or addresses
-            loads = {address: max(self._live[address], self._loads.get(address, 0)) for address in takers}
-            first = choice(key, loads)
+            takers = [one for one in addresses if one in holders and one not in draining] or addresses
+            live = {address: self._live[address] for address in takers}
+            first = choice(key, live, {address: self._loads.get(address, 0) for address in takers})
             turn = [first, *(address for address in preference(key, addresses) if address != first)]
         else:
             begin = self._next % len(addresses)
             turn = [*addresses[begin:], *addresses[:begin]]
             self._next = begin + 1
-        turn.sort(key=lambda address: (self._is_down(address, now), address in self._draining))
+        turn.sort(key=lambda one: (self.is_down(one, now), one in draining, one not in holders))
         return turn[:MAX_TRIED]
 
     def began(self, address: str) -> None:
@@ -114,13 +144,14 @@ class Rotation:
 
         Ignored while the address is down already, so that concurrent calls count as one failure.
         """
-        if self._is_down(address, now):
+        if self.is_down(address, now):
             return
         _, last_s = self._down.get(address, (0.0, 0.0))
         for_s = min(max(2 * last_s, MIN_DOWN_S), MAX_DOWN_S)
         self._down[address] = (now + for_s, for_s)
 
-    def _is_down(self, address: str, now: float) -> bool:
+    def is_down(self, address: str, now: float) -> bool:
+        """Whether the address could not be reached a short while ago."""
         return self._down.get(address, (now, 0.0))[0] > now
 
 
@@ -144,17 +175,18 @@ class Attempts:
         failover_timeout_s: float,
         load_wait_s: float = 0.0,
         key: bytes = b"",
+        model: str = "",
         call: str = "the call",
     ) -> None:
         """`key`: of `affinity_key`; empty: the call begins with the next address in turn.
 
-        `call`: the method's name, for the error at the deadline.
+        `model`: what the request names. `call`: the method's name, for the error at the deadline.
         """
-        self._rotation, self._key = rotation, key
+        self._rotation, self._key, self._model = rotation, key, model
         self._call, self._timeout_s = call, timeout_s
         self._deadline = None if timeout_s is None else now + timeout_s
         self._failover_timeout_s = failover_timeout_s
-        self._untried = rotation.order(now, key)
+        self._untried = rotation.order(now, key, model)
         self._answered = False  # whether the current attempt received a message
         self._refusals: list[RetryLater] = []  # in this round through the addresses
         self._refusals_here = 0  # in a row, by schedulers of the current address
@@ -175,6 +207,14 @@ class Attempts:
             raise self._late(DeadlineExceeded(""))
         return self._deadline - now
 
+    def skip(self, now: float) -> None:
+        """Set `address` to another one: the directory has the current one no more."""
+        self._untried = self._still_known() or self._rotation.order(now, self._key, self._model)
+        self.address = self._untried.pop(0)
+
+    def _still_known(self) -> list[str]:
+        return [one for one in self._untried if self._rotation.has(one)]
+
     def answered(self) -> None:
         """Record that the current attempt received a message."""
         if not self._answered:
@@ -187,9 +227,11 @@ class Attempts:
         Returns the seconds to wait before that attempt. If there is to be none, raises the error that
         the caller gets: `error`, or an earlier refusal. Any other error is the caller's at once, as is a
         refusal after a message; but a DuplicateRequest after a loss means that the lost attempt still runs,
-        and counts as a loss. `schedulers`: how many the current address stands for.
+        and counts as a loss. `schedulers`: how many the current address stands for. What a learned scheduler
+        does not know or let in, a given one decides.
         """
-        if self._is_refusal(error) and self._refusals_here + 1 < _tries(error, schedulers):
+        known = self._rotation.has(self.address)
+        if known and self._is_refusal(error) and self._refusals_here + 1 < _tries(error, schedulers):
             self._refusals_here += 1
             self._refusals.append(error)
             return 0.0
@@ -204,9 +246,12 @@ class Attempts:
             self._refusals.append(error)
             if error.reason == _NOT_READY and self._loads is None:
                 self._loads = self.address
+        elif self._is_no_last_word(error):
+            self._untried.sort(key=lambda address: address not in self._rotation.given)
         else:
             raise self._late(error) if isinstance(error, DeadlineExceeded) else error
         self._answered = False
+        self._untried = self._still_known()
         if self._untried:
             self.address = self._untried.pop(0)
             return 0.0
@@ -223,6 +268,11 @@ class Attempts:
     def _is_refusal(self, error: PacelineError) -> TypeGuard[RetryLater]:
         """Whether the call was certainly not accepted, and may be by another scheduler."""
         return isinstance(error, RetryLater) and not self._answered and not self._is_lost(error)
+
+    def _is_no_last_word(self, error: PacelineError) -> bool:
+        """Whether a learned scheduler refused what a given one may take."""
+        learned = self.address not in self._rotation.given
+        return learned and not self._answered and isinstance(error, NotFound | Unauthenticated | Unsupported)
 
     def _is_lost(self, error: PacelineError) -> bool:
         """Whether the connection broke, or the scheduler ended, when it may have accepted the call.
@@ -244,7 +294,8 @@ class Attempts:
             raise error
         if self._answered or self._lost_at is None:
             self._lost_at, self._wait_s, self._refusals = now, MIN_WAIT_S, []
-            self._untried = [other for other in self._rotation.order(now, self._key) if other != self.address]
+            order = self._rotation.order(now, self._key, self._model)
+            self._untried = [other for other in order if other != self.address]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
         """Begin another round after a loss; the seconds to wait before it. Raises if no time is left."""
@@ -253,7 +304,8 @@ class Attempts:
         ]
         for_caller = min(self._refusals, key=_retry_after_s) if self._refusals else error
         if self._lost_at is None:
-            if self._loads is None or self.metadata or self._load_wait_s <= 0:
+            waited = bool(self.metadata) or self._load_wait_s <= 0
+            if waited or self._loads is None or not self._rotation.has(self._loads):
                 raise for_caller
             self.address, self._refusals = self._loads, []
             self.metadata = ((WAIT_KEY, str(round(self._load_wait_s * 1000))),)
@@ -261,7 +313,7 @@ class Attempts:
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller
-        self._untried = self._rotation.order(now, self._key)
+        self._untried = self._rotation.order(now, self._key, self._model)
         self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paceline.channel import Security
@@ -10,6 +12,7 @@ from paceline.directory import (
     LOOK_EVERY_S,
     MAX_LEARNED,
     NO_DIRECTORY_S,
+    VIEW_ROUNDS,
     DirectoryUse,
     KnownSchedulers,
 )
@@ -18,6 +21,10 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 NEAR, FAR = "127.0.0.1:1", "10.0.0.1:50051"
 PLAIN, TLS = Security(token="secret"), Security(ca_file=Path("ca.pem"), token="secret")
+NO_HOST_AND_PORT = [
+    *("unix:/b.sock", "unix-abstract:b", "dns:///attacker:1", "ipv4:127.0.0.1:1,10.0.0.2:1", "::1:5005"),
+    *("attacker:1/", "localhost", "", "127.0.0.1:1\n"),
+]
 
 
 def entry(address: str, *, own: bool = False, **fields: object) -> pb.SchedulerEntry:
@@ -35,7 +42,7 @@ def known(
     given: str, *entries: pb.SchedulerEntry, security: Security = PLAIN, use: DirectoryUse = "safe"
 ) -> KnownSchedulers:
     schedulers = KnownSchedulers([given], security, use)
-    schedulers.saw(given, [entry(given, own=True), *entries])
+    schedulers.saw(given, [entry(given, own=True), *entries], 0.0)
     return schedulers
 
 
@@ -52,6 +59,9 @@ def known(
         (FAR, "10.0.0.2:1", "", TLS, "any", False),  # never without TLS where there is an authority
         (NEAR, "127.0.0.1:2", "", TLS, "any", False),
         (FAR, "10.0.0.2:1", "name", PLAIN, "any", False),  # nobody could check its certificate
+        ("unix:/a.sock", "127.0.0.1:2", "", PLAIN, "safe", True),
+        ("unix:/a.sock", "10.0.0.2:1", "", TLS, "any", False),
+        *((NEAR, target, "", PLAIN, "any", False) for target in NO_HOST_AND_PORT),
     ],
 )
 def test_a_token_goes_to_a_learned_address_only_where_it_is_as_safe_as_at_the_given_one(
@@ -60,8 +70,11 @@ def test_a_token_goes_to_a_learned_address_only_where_it_is_as_safe_as_at_the_gi
     schedulers = known(given, entry(address, tls_name=tls_name), security=security, use=use)
     assert (address in schedulers.addresses) is used
     if used:
-        assert schedulers.security(address).server_name == tls_name
-        assert schedulers.security(address).ca_file == security.ca_file
+        found = schedulers.security(address)
+        assert found is not None
+        assert (found.server_name, found.ca_file) == (tls_name, security.ca_file)
+    else:
+        assert schedulers.security(address) is None
 
 
 def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
@@ -85,23 +98,119 @@ def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
 
 def test_what_one_scheduler_does_not_know_another_may_and_a_lost_one_takes_its_word_along() -> None:
     schedulers = known(NEAR, entry("127.0.0.1:2"))
-    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")])
+    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")], 0.0)
     assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
-    schedulers.saw(NEAR, [entry(NEAR, own=True)])
+    schedulers.saw(NEAR, [entry(NEAR, own=True)], 0.0)
     assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
-    schedulers.lost("127.0.0.1:2")
+    schedulers.lost("127.0.0.1:2", 0.0)
     assert list(schedulers.addresses) == [NEAR]
     alone = known(NEAR, entry("127.0.0.1:2"))
-    alone.lost(NEAR)
+    alone.lost(NEAR, 0.0)
     assert alone.addresses == (NEAR, "127.0.0.1:2")
+
+
+def test_a_scheduler_that_is_loading_takes_back_nothing_that_it_told() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    schedulers.saw(NEAR, [entry(NEAR, own=True, model="", model_fingerprint=b"")], 10.0)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+
+
+def test_a_learned_scheduler_of_another_model_tells_nothing_and_is_used_no_more() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    other: dict[str, Any] = {"model": "other", "model_fingerprint": b"other"}
+    theirs = [entry("127.0.0.1:2", own=True, **other), entry("127.0.0.1:3", **other)]
+    schedulers.saw("127.0.0.1:2", theirs, 10.0)
+    assert list(schedulers.addresses) == [NEAR]
+
+
+def test_an_address_that_is_known_no_more_gets_nothing() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    schedulers.saw(NEAR, [entry(NEAR, own=True)], 10.0)
+    assert schedulers.security("127.0.0.1:2") is None
+    assert not schedulers.is_what_it_says("127.0.0.1:2", b"print")
+    assert not schedulers.is_checked("127.0.0.1:2")
+    assert schedulers.is_checked(NEAR)
+
+
+def test_a_liar_is_a_start_of_a_scheduler_so_that_its_address_can_be_honest_again() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"), entry("127.0.0.1:3"))
+    # Its entry has the other's instance, which stays out of that.
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2", instance="3"),
+                          entry("127.0.0.1:3", instance="3")], 1.0)  # fmt: skip
+    schedulers.distrust("127.0.0.1:2")
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], 2.0)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+    assert schedulers.is_what_it_says("127.0.0.1:2", b"print")
+    assert schedulers.is_checked("127.0.0.1:2")
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2", instance="new")], 3.0)
+    assert not schedulers.is_checked("127.0.0.1:2")
+
+
+def test_what_was_told_long_ago_goes_once_somebody_tells_more() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")], 1.0)
+    age = VIEW_ROUNDS * LOOK_EVERY_S
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], age)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], age + 2.0)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+    schedulers.lost(NEAR, 10 * age)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+
+
+def test_given_ones_that_are_up_are_asked_in_turn_then_learned_ones() -> None:
+    def asked(*down: str) -> set[str]:
+        return {schedulers.teller(0.0, lambda address, now: address in down) for _ in range(6)}
+
+    other, learned = "127.0.0.1:9", "127.0.0.1:2"
+    schedulers = KnownSchedulers([NEAR, other], PLAIN, "safe")
+    schedulers.saw(NEAR, [entry(NEAR, own=True), entry(learned)], 0.0)
+    assert asked() == {NEAR, other}
+    assert asked(NEAR) == {other}
+    assert asked(NEAR, other) == {learned}
+    assert asked(NEAR, other, learned) == {NEAR, other}
+    schedulers.has_none(NEAR, 0.0)
+    assert asked() == {other}
+
+
+def test_a_caller_that_may_not_look_takes_nothing_from_others() -> None:
+    schedulers = known(NEAR, entry("127.0.0.1:2"))
+    bad, good = Security(token="bad").metadata, PLAIN.metadata
+    assert schedulers.is_time_to_look(100.0, bad)
+    schedulers.refused(bad, 100.0)
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
+    assert not schedulers.is_time_to_look(100.0, bad)
+    assert schedulers.is_time_to_look(100.0, good)
+    assert not schedulers.is_time_to_look(100.0, good)
+    assert schedulers.is_time_to_look(100.0 + LOOK_EVERY_S, bad)
+
+
+def test_what_given_ones_say_of_themselves_counts_in_the_choice() -> None:
+    schedulers = KnownSchedulers([NEAR], PLAIN, "safe")
+    own = entry(
+        NEAR, own=True, state=pb.SCHEDULER_STATE_DRAINING, load=pb.SchedulerLoad(running=2, waiting=1)
+    )
+    schedulers.saw(NEAR, [own, entry("127.0.0.1:2", adapters=["poet"])], 0.0)
+    assert schedulers.loads == {NEAR: 3, "127.0.0.1:2": 0}
+    assert schedulers.draining == {NEAR}
+    rotation = Rotation([NEAR])
+    rotation.use(schedulers.addresses, schedulers.loads, (), schedulers.adapters)
+    for number in range(8):
+        for key in (b"", b"%d" % number):
+            assert rotation.order(0.0, key, "poet")[0] == "127.0.0.1:2"
+    assert {rotation.order(0.0, b"", "m")[0] for _ in range(2)} == {NEAR, "127.0.0.1:2"}
 
 
 def test_ten_thousand_entries_are_bounded_and_an_empty_or_ownerless_answer_changes_nothing() -> None:
     schedulers = known(NEAR, *(entry(f"127.0.0.1:{port}") for port in range(2, 10_002)))
     assert len(schedulers.addresses) == 1 + MAX_LEARNED
+    endless = (entry(f"127.0.0.1:{2 + number % 60_000}") for number in count())
+    schedulers.saw(NEAR, chain([entry(NEAR, own=True)], endless), 0.0)
+    assert len(schedulers.addresses) == 1 + MAX_LEARNED
     before = schedulers.addresses
-    schedulers.saw(NEAR, [])
-    schedulers.saw(NEAR, [entry("127.0.0.1:9")])
+    schedulers.saw(NEAR, [], 0.0)
+    schedulers.saw(NEAR, [entry("127.0.0.1:9")], 0.0)
     assert schedulers.addresses == before
     rotation = Rotation([NEAR])
     rotation.use(schedulers.addresses, schedulers.loads, schedulers.draining)

@@ -208,3 +208,43 @@ def test_a_call_waits_for_no_model_if_its_client_does_not_want_to() -> None:
     call = Attempts(Rotation("a"), 0.0, timeout_s=None, failover_timeout_s=0)
     with pytest.raises(errors.Unavailable, match="no executor yet"):
         call.failed(LOADING, 0.0)
+
+
+@pytest.mark.parametrize(
+    "error", [errors.NotFound("x"), errors.Unauthenticated("x"), errors.Unsupported("x")]
+)
+def test_what_a_learned_scheduler_does_not_know_or_let_in_a_given_one_decides(
+    error: errors.PacelineError,
+) -> None:
+    rotation = Rotation("a")
+    rotation.use("cba", {}, ())
+    call = attempts(rotation)
+    assert call.address == "c"
+    assert call.failed(error, 0.0) == 0
+    assert call.address == "a"
+    assert not rotation.is_down("c", 0.0)  # it may be the caller's fault
+    with pytest.raises(type(error)):
+        call.failed(error, 0.0)
+
+
+def test_after_a_message_a_learned_schedulers_word_is_the_last() -> None:
+    rotation = Rotation("a")
+    rotation.use("ba", {}, ())
+    call = attempts(rotation)
+    call.answered()
+    with pytest.raises(errors.NotFound):
+        call.failed(errors.NotFound("x"), 0.0)
+
+
+def test_an_address_that_the_directory_has_no_more_is_not_tried() -> None:
+    rotation = Rotation("a")
+    rotation.use("bcda", {}, ())
+    call = attempts(rotation)
+    rotation.use("da", {}, ())
+    call.failed(errors.QueueFull("full", reason="QUEUE_FULL"), 0.0)
+    assert call.address == "d"
+    rotation.use("a", {}, ())
+    call.skip(0.0)
+    assert call.address == "a"
+    call.skip(0.0)
+    assert call.address == "a"

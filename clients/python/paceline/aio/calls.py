@@ -33,9 +33,9 @@ Flag = asyncio.Event
 Endpoint: TypeAlias = "SchedulerEndpoint[grpc.aio.Channel, SchedulerServiceAsyncStub, AdminServiceAsyncStub]"
 
 
-def endpoint_at(address: str, security: Security) -> Endpoint:
-    """A scheduler's channel and stubs."""
-    channel = open_aio_channel(address, Link.PUBLIC, security)
+def endpoint_at(address: str, security: Security, credentials: grpc.ChannelCredentials | None) -> Endpoint:
+    """A scheduler's channel and stubs. `credentials`: of `security`, so that no file is read here."""
+    channel = open_aio_channel(address, Link.PUBLIC, security, credentials)
     return SchedulerEndpoint(address, channel, SchedulerServiceStub(channel), AdminServiceStub(channel))
 
 
@@ -142,6 +142,11 @@ class Background:
         """Begin the work, unless the last one has not ended."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(work(), name="paceline directory")
+
+    async def wait(self, limit_s: float) -> None:
+        """Wait until the work has ended, for at most `limit_s`."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=limit_s)
 
     async def end(self) -> None:
         """Cancel it, and wait until it has ended. Raises nothing of it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import grpc.aio
@@ -23,11 +25,20 @@ from paceline.aio.calls import (
     reply_of,
 )
 from paceline.channel import Metadata, Security
-from paceline.directory import LOOK_TIMEOUT_S, MAX_LOOK_BYTES, DirectoryUse, KnownSchedulers
+from paceline.directory import (
+    LOOK_TIMEOUT_S,
+    MAX_LOOK_BYTES,
+    MESSAGE_BYTES,
+    DirectoryUse,
+    KnownSchedulers,
+)
 from paceline.endpoint import HEALTH_CHECK, SERVING
 from paceline.failover import Attempts, Rotation, addresses_of
 from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+OTHER_MODEL = "OTHER_MODEL"
+"""Reason of the client's own error for a learned scheduler that serves another model than its entry says."""
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -46,9 +57,13 @@ class SchedulerConnections:
         self.failover_timeout_s = failover_timeout_s
         self.metadata = security.metadata
         self._known = KnownSchedulers(addresses_of(addresses), security, directory)
-        self.endpoints = {address: endpoint_at(address, security) for address in self._known.given}
+        self._credentials = security.credentials()  # of all channels: no file is read in a call
+        self._opening = threading.Lock()  # no channel is closed between its choice and the count of its call
+        self.endpoints: dict[str, Endpoint] = {}
         self.closed = Flag()  # one for all views
         self._rotation = Rotation(self._known.given)
+        for address in self._known.given:
+            self._endpoint(address)
         self._look = Background()
 
     def view(self, metadata: Metadata) -> Self:
@@ -74,12 +89,19 @@ class SchedulerConnections:
         return affinity_key(request, options.get("affinity_key", "")) if len(self.addresses) > 1 else b""
 
     def attempts(
-        self, call: str, timeout_s: float | None, failover_timeout_s: float, key: bytes = b""
+        self,
+        call: str,
+        timeout_s: float | None,
+        failover_timeout_s: float,
+        key: bytes = b"",
+        model: str = "",
     ) -> Attempts:
-        """The attempts of a call that begins now, of the method `call`. `key`: of `affinity`."""
+        """The attempts of a call that begins now, of the method `call`.
+
+        `key`: of `affinity`. `model`: what the request names.
+        """
         now = time.monotonic()
-        if self._known.is_time_to_look(now) and not self.closed.is_set():
-            self._look.start(self._learn)
+        self._look_in_time(now)
         return Attempts(
             self._rotation,
             now,
@@ -87,55 +109,105 @@ class SchedulerConnections:
             failover_timeout_s=failover_timeout_s,
             load_wait_s=self.failover_timeout_s,
             key=key,
+            model=model,
             call=call,
         )
 
-    async def is_what_it_says(self, address: str, message: pb.GenerateResponse) -> bool:
-        """Whether a learned scheduler serves the model of its entry; if not, it is used no more."""
-        if not message.HasField("started"):
-            return True
-        if self._known.is_what_it_says(address, message.started.model_fingerprint):
-            return True
-        self._known.distrust(address)
-        await self._use_known()
-        return False
+    async def check_started(self, address: str, message: pb.GenerateResponse) -> None:
+        """Raises Unavailable if it says that a learned scheduler serves another model than its entry says."""
+        if message.HasField("started"):
+            await self._check_model(address, message.started.model_fingerprint)
 
-    def _endpoint(self, address: str) -> Endpoint:
-        """The channel and stubs of an address, opened at its first use."""
+    async def _check_model(self, address: str, model_fingerprint: bytes) -> None:
+        if not self._known.is_what_it_says(address, model_fingerprint):
+            self._known.distrust(address)
+            await self._use_known()
+            raise errors.Unavailable(f"{address} is not what a directory says of it", reason=OTHER_MODEL)
+
+    def _endpoint(self, address: str) -> Endpoint | None:
+        """The channel and stubs of an address, opened at its first use; None: it is known no more."""
+        if (security := self._known.security(address)) is None:
+            return None
         if (endpoint := self.endpoints.get(address)) is None:
-            endpoint = self.endpoints[address] = endpoint_at(address, self._known.security(address))
+            endpoint = self.endpoints[address] = endpoint_at(address, security, self._credentials)
         return endpoint
 
+    def _begin(self, attempts: Attempts) -> Endpoint:
+        """Count the current attempt at its scheduler, which is still known."""
+        with self._opening:
+            while (endpoint := self._endpoint(attempts.address)) is None:
+                attempts.skip(time.monotonic())
+            self._rotation.began(attempts.address)
+        return endpoint
+
+    @contextmanager
+    def _at(self, addresses: Sequence[str]) -> Iterator[list[Endpoint]]:
+        """The endpoints of addresses, with a call counted at each."""
+        with self._opening:
+            endpoints = [one for address in addresses if (one := self._endpoint(address)) is not None]
+            for one in endpoints:
+                self._rotation.began(one.address)
+        try:
+            yield endpoints
+        finally:
+            for one in endpoints:
+                self._rotation.ended(one.address)
+
+    def _look_in_time(self, now: float) -> None:
+        """Look into a directory beside the calls, if it is time."""
+        if self._known.is_time_to_look(now, self.metadata) and not self.closed.is_set():
+            self._look.start(self._learn)
+
+    async def _look_first(self, timeout_s: float | None) -> float | None:
+        """Look before a call to all, if none has; what is left of `timeout_s`, at least half of it."""
+        began = time.monotonic()
+        self._look_in_time(began)
+        if self._known.has_looked:
+            return timeout_s
+        await self._look.wait(LOOK_TIMEOUT_S if timeout_s is None else min(LOOK_TIMEOUT_S, timeout_s / 2))
+        return None if timeout_s is None else max(timeout_s / 2, timeout_s - (time.monotonic() - began))
+
     async def _learn(self) -> None:
-        """Look into a directory, that of a given scheduler if one is up."""
+        """Look into the directory of one scheduler."""
         now = time.monotonic()
-        order = self._rotation.order(now)
-        teller = next((address for address in order if address in self._known.given), order[0])
-        watch = self._endpoint(teller).scheduler.WatchSchedulers
+        teller = self._known.teller(now, self._rotation.is_down)
+        with self._opening:
+            endpoint = self._endpoint(teller)
+        if endpoint is None:
+            return
+        watch = endpoint.scheduler.WatchSchedulers
         call = Replies(watch(pb.WatchSchedulersRequest(), timeout=LOOK_TIMEOUT_S, metadata=self.metadata))
         entries: list[pb.SchedulerEntry] = []
         size, complete = 0, False
         try:
             while not complete and size < MAX_LOOK_BYTES and (message := await call.read()) is not None:
                 entries.extend(message.entries)
-                size, complete = size + message.ByteSize(), message.complete
+                size, complete = size + MESSAGE_BYTES + message.ByteSize(), message.complete
         except errors.Unsupported:
             self._known.has_none(teller, now)
+        except (errors.Unavailable, errors.DeadlineExceeded):
+            self._known.lost(teller, now)
+            self._rotation.down(teller, time.monotonic())
         except errors.PacelineError:
-            self._known.lost(teller)
+            self._known.refused(self.metadata, now)
+        else:
+            self._known.saw(teller, entries if complete else (), now)
         finally:
             call.cancel()
-        if complete:
-            self._known.saw(teller, entries)
         await self._use_known()
 
     async def _use_known(self) -> None:
         """Use the schedulers that are known, and close the channels of others, when no call uses them."""
         known = self._known
-        self._rotation.use(known.addresses, known.loads, known.draining)
-        for address in self.endpoints.keys() - set(known.addresses):
-            if self._rotation.is_idle(address):
-                await self.endpoints.pop(address).channel.close()
+        with self._opening:
+            self._rotation.use(known.addresses, known.loads, known.draining, known.adapters)
+            unused = [
+                self.endpoints.pop(address)
+                for address in self.endpoints.keys() - set(known.addresses)
+                if self._rotation.is_idle(address)
+            ]
+        for endpoint in unused:
+            await endpoint.channel.close()
 
     async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
         """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
@@ -148,11 +220,13 @@ class SchedulerConnections:
         self, attempts: Attempts, request: pb.GenerateRequest, timeout_s: float | None
     ) -> Replies[pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
-        address = attempts.address
-        metadata = (*self.metadata, *attempts.metadata)
-        method = self._endpoint(address).scheduler.Generate
-        call = Replies(method(request, timeout=timeout_s, metadata=metadata))
-        self._rotation.began(address)
+        method = self._begin(attempts).scheduler.Generate
+        address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
+        try:
+            call = Replies(method(request, timeout=timeout_s, metadata=metadata))
+        except BaseException:  # the channel was closed
+            self._rotation.ended(address)
+            raise
         call.on_end(lambda: self._rotation.ended(address))
         return call
 
@@ -170,13 +244,19 @@ class SchedulerConnections:
         together; `failover_timeout_s` is the time in which a lost attempt is repeated; `key`: of `affinity`.
         """
         name = type(request).__name__.removesuffix("Request")
-        attempts = self.attempts(name, timeout_s, failover_timeout_s, key)
+        model = getattr(getattr(request, "request", request), "model", "")
+        attempts = self.attempts(name, timeout_s, failover_timeout_s, key, model)
         while True:
-            address, left_s = attempts.address, attempts.timeout_s(time.monotonic())
-            call, metadata = method(self._endpoint(address)), (*self.metadata, *attempts.metadata)
-            self._rotation.began(address)
+            attempts.timeout_s(time.monotonic())
+            endpoint = self._begin(attempts)
+            address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
             try:
-                reply = await reply_of(call, request, left_s, metadata)
+                if not self._known.is_checked(address):  # their replies do not say which model answered
+                    asked, left_s = pb.GetModelInfoRequest(), attempts.timeout_s(time.monotonic())
+                    told = await reply_of(endpoint.scheduler.GetModelInfo, asked, left_s, metadata)
+                    await self._check_model(address, told.model_fingerprint)
+                left_s = attempts.timeout_s(time.monotonic())
+                reply = await reply_of(method(endpoint), request, left_s, metadata)
             except errors.PacelineError as error:
                 failure = error
             else:
@@ -188,16 +268,24 @@ class SchedulerConnections:
                 raise failure
 
     async def is_serving(self, timeout_s: float | None) -> bool:
-        """Whether a scheduler says by grpc.health.v1 that it serves. The calls send no metadata."""
-        checks: list[grpc.aio.UnaryUnaryMultiCallable[None, bytes]] = [
-            endpoint.channel.unary_unary(
-                HEALTH_CHECK,
-                request_serializer=lambda _: b"",  # an empty HealthCheckRequest: the whole server
-                response_deserializer=lambda reply: reply,
-            )
-            for endpoint in list(self.endpoints.values())
-        ]
-        return SERVING in await replies_of(checks, None, timeout_s)
+        """Whether a scheduler says by grpc.health.v1 that it serves: a given one, else a learned one.
+
+        The calls send no metadata.
+        """
+        given = self._known.given
+        for addresses in (given, self.addresses[len(given) :]):
+            with self._at(addresses) as endpoints:
+                checks: list[grpc.aio.UnaryUnaryMultiCallable[None, bytes]] = [
+                    endpoint.channel.unary_unary(
+                        HEALTH_CHECK,
+                        request_serializer=lambda _: b"",  # an empty HealthCheckRequest: the whole server
+                        response_deserializer=lambda reply: reply,
+                    )
+                    for endpoint in endpoints
+                ]
+                if SERVING in await replies_of(checks, None, timeout_s):
+                    return True
+        return False
 
     async def call_each(
         self,
@@ -207,10 +295,11 @@ class SchedulerConnections:
     ) -> list[_Reply]:
         """Make a unary call on all schedulers at once; the replies of those that answer.
 
-        Raises the first `paceline.errors` if none does.
+        Raises the first `paceline.errors` if none does, and a given scheduler's sooner than a learned one's.
         """
-        methods = [method(endpoint) for endpoint in list(self.endpoints.values())]
-        outcomes = await replies_of(methods, request, timeout_s, self.metadata)
+        left_s = await self._look_first(timeout_s)
+        with self._at(self.addresses) as endpoints:
+            outcomes = await replies_of(map(method, endpoints), request, left_s, self.metadata)
         replies = [outcome for outcome in outcomes if not isinstance(outcome, errors.PacelineError)]
         for outcome in outcomes:
             if isinstance(outcome, errors.PacelineError) and not replies:
@@ -227,7 +316,6 @@ class SchedulerConnections:
 
         `timeout_s` is the deadline of each call.
         """
-        return [
-            await reply_of(method(endpoint), request, timeout_s, self.metadata)
-            for endpoint in list(self.endpoints.values())
-        ]
+        await self._look_first(timeout_s)
+        with self._at(self.addresses) as endpoints:
+            return [await reply_of(method(one), request, timeout_s, self.metadata) for one in endpoints]

@@ -35,7 +35,9 @@ class Generation(Generic[Parsed]):
         self._schedulers = schedulers
         self._stream = stream
         self._collector = Collector(schema)
-        self._attempts = schedulers.attempts("Generate", timeout_s, schedulers.failover_timeout_s, key)
+        self._attempts = schedulers.attempts(
+            "Generate", timeout_s, schedulers.failover_timeout_s, key, stream.model
+        )
         self._call: Replies[pb.GenerateResponse] | None = None
         self._closed = Flag()
         self._begin_attempt()
@@ -118,12 +120,10 @@ class Generation(Generic[Parsed]):
             limit_s = END_TIMEOUT_S if self._stream.is_complete else None
             try:
                 message = await self._call.read(limit_s)
-                if message is not None and not await self._schedulers.is_what_it_says(
-                    self._attempts.address, message
-                ):
-                    self._call.cancel()
-                    raise errors.Unavailable("the scheduler serves another model than its entry says")
+                if message is not None:
+                    await self._schedulers.check_started(self._attempts.address, message)
             except errors.PacelineError as error:
+                self._call.cancel()
                 failure = error
             else:
                 if message is not None:
