@@ -31,7 +31,7 @@ MAX_ENTRIES = 10_000
 """Entries of one look that are read: as many as a directory has at most."""
 MAX_LOOK_BYTES = 16 << 20
 """Of one look's answer, each message counted as MESSAGE_BYTES more than it has."""
-MESSAGE_BYTES = 32 << 10
+MESSAGE_BYTES = 64 << 10
 _MAX_REMEMBERED = 1024  # liars, and callers whose looks were refused
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 

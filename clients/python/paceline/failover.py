@@ -33,6 +33,8 @@ MIN_DOWN_S, MAX_DOWN_S = 1.0, 8.0
 MAX_TRIED = 64
 """Addresses that a call tries in one round, the first ones of its order. A call without a key begins each
 round with the next address, so that others come in; one with a key stays with those that its key prefers."""
+TRIED_BEFORE_GIVEN = 8
+"""Learned addresses that a call tries before a given one, at most: many dead entries hold nobody up."""
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 1.0
 """Wait between two rounds through all addresses; doubles each round, unless a scheduler gives a hint."""
 MAX_LOSSES = 4
@@ -123,6 +125,8 @@ class Rotation:
             turn = [*addresses[begin:], *addresses[:begin]]
             self._next = begin + 1
         turn.sort(key=lambda one: (self.is_down(one, now), one in draining, one not in holders))
+        given = next(place for place, one in enumerate(turn) if one in self.given)
+        turn.insert(min(given, TRIED_BEFORE_GIVEN), turn.pop(given))
         return turn[:MAX_TRIED]
 
     def began(self, address: str) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from paceline import errors
 from paceline.affinity import affinity_key
-from paceline.failover import MAX_LOSSES, Attempts, Rotation, addresses_of
+from paceline.failover import MAX_LOSSES, TRIED_BEFORE_GIVEN, Attempts, Rotation, addresses_of
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 REFUSED = errors.Unavailable("failed to connect to all addresses")
@@ -248,3 +248,10 @@ def test_an_address_that_the_directory_has_no_more_is_not_tried() -> None:
     assert call.address == "a"
     call.skip(0.0)
     assert call.address == "a"
+
+
+def test_many_learned_addresses_do_not_keep_a_call_from_a_given_one() -> None:
+    rotation = Rotation("a")
+    rotation.use([*map(str, range(1000)), "a"], {}, ())
+    for key in (b"", b"x", b"y"):
+        assert "a" in rotation.order(0.0, key)[: TRIED_BEFORE_GIVEN + 1]

@@ -53,7 +53,8 @@ class Client:
 
     Where the schedulers have a directory, the client learns of others with the same model, and spreads its
     calls over them too. `directory` says of which: "safe", over TLS by the authority of `security`, or on
-    loopback; "any", also without TLS elsewhere if `security` has no authority; "off", of none.
+    loopback; "any", also without TLS elsewhere if `security` has no authority; "off", of none. Calls to "all
+    schedulers" go to those known when they begin; the first such call looks into a directory before.
 
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
     and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.
