@@ -72,7 +72,7 @@ def test_who_claims_that_nobody_is_there_gets_no_more_than_a_share_of_the_client
     live = dict.fromkeys(addresses, 0)
     for number in range(400):
         key = affinity_key(pb.GenerateRequest(text=f"conversation {number}"))
-        live[choice(key, live, {liar: 0, **dict.fromkeys(honest, 100)})] += 1
+        live[choice(key, live, {liar: 0, **dict.fromkeys(honest, 400)})] += 1
     assert live[liar] <= 1.25 * 401 / 4 + 1
     # One that says the truth, and has more than its share of all clients' streams, passes on.
     assert choice(key, dict.fromkeys(addresses, 0), {**dict.fromkeys(addresses, 2), liar: 100}) != liar
