@@ -25,13 +25,18 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
 def _parsed(raw: bytes, where: str) -> Any:
     if len(raw) > MAX_JSON_BYTES:
         raise ModelError(f"{where}: {len(raw)} bytes of JSON, at most {MAX_JSON_BYTES} are read")
-    separators = raw.count(b",") + raw.count(b":")
-    if separators > _MAX_SEPARATORS:
-        raise ModelError(f"{where}: {separators} commas and colons, at most {_MAX_SEPARATORS} are read")
+    check_separators(raw, where, _MAX_SEPARATORS)
     try:
         return json.loads(raw)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ModelError(f"{where}: not readable as JSON: {error}") from None
+
+
+def check_separators(raw: bytes, where: str, most: int) -> None:
+    """Raises ModelError for more than `most` commas and colons, and so for more values than that."""
+    separators = raw.count(b",") + raw.count(b":")
+    if separators > most:
+        raise ModelError(f"{where}: {separators} commas and colons, at most {most} are read")
 
 
 def read_json(path: Path) -> dict[str, Any]:

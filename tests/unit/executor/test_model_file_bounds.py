@@ -99,6 +99,15 @@ def test_json_of_too_many_values_is_refused_unparsed(
     refuses(model, name, "commas and colons")
 
 
+def test_a_tokenizer_of_too_many_values_is_refused_unparsed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "tokenizer.json").write_bytes(b'{"added_tokens":[' + b"0," * (4 << 20) + b"0]}")
+    monkeypatch.setattr(json, "loads", lambda _raw: never())
+    with pytest.raises(ModelError, match=r"tokenizer\.json: 4194305 commas and colons"):
+        tokenizer_from_directory(model)
+
+
 @pytest.mark.parametrize("template", [b"x" * ((1 << 20) + 1), b"\xff"])
 def test_a_template_that_cannot_be_read_costs_the_chats(
     model: Path, template: bytes, caplog: pytest.LogCaptureFixture

@@ -27,11 +27,13 @@ from executor_service.backends.torch_backend.files.generation import (
     name_ignored,
 )
 from executor_service.backends.torch_backend.files.gguf_file import GgufFile
-from executor_service.files.json_file import read_bounded, read_json
+from executor_service.files.json_file import check_separators, read_bounded, read_json
 
 log = Log(__name__)
 
 _MAX_TOKENIZER_BYTES = 64 << 20
+_MAX_TOKENIZER_SEPARATORS = 4 << 20
+"""Commas and colons of tokenizer.json; 262,144 tokens and 600,000 merges as pairs have 1.7 million."""
 _MAX_TEMPLATE_BYTES = 1 << 20
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
 
@@ -78,6 +80,7 @@ def tokenizer_from_directory(path: Path) -> TokenizerBundle:
     if not file.is_file():
         raise ModelError(f"{path.name}: tokenizer.json is missing: the model has no tokenizer")
     raw = read_bounded(file, _MAX_TOKENIZER_BYTES)
+    check_separators(raw, file.name, _MAX_TOKENIZER_SEPARATORS)
     try:
         tokenizer = Tokenizer.from_str(_unnormalized(raw))
     except (MemoryError, KeyboardInterrupt, SystemExit):
