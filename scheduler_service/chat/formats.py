@@ -32,6 +32,7 @@ from scheduler_service.chat.harmony_grammar import (
 from scheduler_service.chat.hermes import HermesParser
 from scheduler_service.chat.llama_json import LlamaJsonParser
 from scheduler_service.chat.pythonic import PythonicParser
+from scheduler_service.chat.reasoning import code_of
 from scheduler_service.chat.tools import OfferedTool
 
 MARKERS = (
@@ -140,7 +141,7 @@ _OTHERS = ("<function=", "<arg_key>", "<tool_calls>", "<|tool_call", "[TOOL_CALL
 
 def takes_tools(template: str) -> bool:
     """Whether a chat template does anything with tools."""
-    code = " ".join(re.findall(r"{[{%].*?[%}]}", template, re.DOTALL))
+    code = " ".join(code_of(template))
     return re.search(r"\btools\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", code)) is not None
 
 

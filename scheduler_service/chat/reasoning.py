@@ -53,7 +53,16 @@ def reasoning_markers(template: str, added: Mapping[str, int]) -> ReasoningMarke
 
 def takes_reasoning(template: str) -> bool:
     """Whether a chat template reads the reasoning of a message."""
-    return any(_READ.search(code) for code in re.findall(r"{[{%].*?[%}]}", template, re.DOTALL))
+    return any(map(_READ.search, code_of(template)))
+
+
+def code_of(template: str) -> list[str]:
+    """The expressions and statements of a chat template, with their braces.
+
+    What opens none behind the last end is cut off first: the search would go to the end for each of them.
+    """
+    end = max(template.rfind("}}"), template.rfind("%}")) + 2
+    return re.findall(r"{[{%].*?[%}]}", template[:end], re.DOTALL)
 
 
 def _bare(prompt: Sequence[int], end: int, token_bytes: Mapping[int, bytes]) -> int:

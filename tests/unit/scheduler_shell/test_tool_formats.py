@@ -91,6 +91,12 @@ def test_what_is_unknown_is_not_guessed_and_can_be_set() -> None:
     assert all(map(takes_tools, (QWEN, LLAMA, HERMES, PYTHONIC)))
 
 
+def test_braces_that_nothing_closes_are_read_once() -> None:
+    template = "{{ messages }}{#" + 300_000 * "{{ " + "#}"  # hours, if each were followed to the end
+    assert not takes_tools(template)
+    assert takes_tools("{{ tools }}" + template)
+
+
 def matches_its_schema(tool: str, arguments: dict[str, Any]) -> bool:
     """As TOOLS have them."""
     if tool == "now":
