@@ -115,8 +115,8 @@ class HarmonyParser(MarkedTextParser):
             case _Place.CALL:
                 yield from self._argument(text)
             case _Place.BETWEEN:
-                self._held += text
-                if self._held.strip(WHITE_SPACE):
+                self._held += text  # which was white space before
+                if text.strip(WHITE_SPACE):
                     yield from self._give_up()
             case _:
                 yield from self._say(text)
@@ -160,8 +160,8 @@ class HarmonyParser(MarkedTextParser):
             if end:
                 yield Arguments(text[:end])
             text = text[end:]
-        self._held += text
-        if self._scanner.failed or self._held.strip(WHITE_SPACE):
+        self._held += text  # which was white space before
+        if self._scanner.failed or text.strip(WHITE_SPACE):
             yield from self._give_up()
 
     def _end_message(self) -> Iterator[Event]:

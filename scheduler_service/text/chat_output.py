@@ -152,8 +152,8 @@ class ChatOutput(PlainOutput):
         if not text:
             return
         if self._place is _Place.UNDECIDED:
-            self._held += text
-            if self._held.strip():
+            self._held += text  # which was white space before
+            if text.strip():
                 self._begin_answer()
             return
         if self._is_start:
@@ -162,10 +162,11 @@ class ChatOutput(PlainOutput):
                 return
             self._is_start = False
         if self._place is _Place.REASONING:
-            text = self._held + text
             body = text.rstrip("\n")
-            self.reasoning += body
-            self._held = text[len(body) :]
+            if body:
+                self.reasoning += self._held + body
+                self._held = ""
+            self._held += text[len(body) :]
         elif self._parser is not None:
             self._take_events(self._parser.push(text))
         else:
