@@ -15,6 +15,8 @@ MEMORY_S = 3600.0
 """An ended request is remembered for so many seconds, unless too many ended since."""
 MAX_ENDED = 10_000
 """Ended requests that are remembered at most."""
+MAX_LABEL_CHARACTERS = 8 << 20
+"""Of the labels of all remembered ones together; one request may have 16 KiB."""
 SLOW_S = 1.0
 """A request that has waited for less is not slow, whatever was predicted."""
 SLOW_FACTOR = 2.0
@@ -106,22 +108,35 @@ def is_slow(live: LiveRequest, now: float) -> bool:
 
 
 class EndedRequests:
-    """What the requests that ended last have waited for, for MEMORY_S, at most MAX_ENDED."""
+    """What the requests that ended last have waited for, for MEMORY_S, at most MAX_ENDED.
+
+    Fewer, if their labels are long.
+    """
 
     def __init__(self) -> None:
         self._reports: OrderedDict[str, WaitReport] = OrderedDict()  # by id, in the order of their ends
+        self._label_characters = 0
 
     def add(self, live: LiveRequest, now: float) -> None:
         """A request has ended. A later one with the same id replaces it."""
         reports, request_id = self._reports, live.request.id
-        reports.pop(request_id, None)
-        reports[request_id] = _plain(live, live.sequences[0], Phase.ENDED, now)
-        if len(reports) > MAX_ENDED:
-            reports.popitem(last=False)
+        if request_id in reports:
+            self._forget(request_id)
+        reports[request_id] = one = _plain(live, live.sequences[0], Phase.ENDED, now)
+        self._label_characters += _characters(one.labels)
+        while len(reports) > MAX_ENDED or self._label_characters > MAX_LABEL_CHARACTERS:
+            self._forget(next(iter(reports)))
 
     def get(self, request_id: str, now: float) -> WaitReport | None:
         """The request that ended last with this id."""
         reports = self._reports
         while reports and now - next(iter(reports.values())).since > MEMORY_S:
-            reports.popitem(last=False)
+            self._forget(next(iter(reports)))
         return reports.get(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._label_characters -= _characters(self._reports.pop(request_id).labels)
+
+
+def _characters(labels: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in labels.items())

@@ -107,3 +107,13 @@ def test_ended_requests_are_remembered_for_an_hour_and_a_bounded_number_of_them(
     assert why(harness, "b").phase is Phase.ENDED
     harness.now += wait_report.MEMORY_S + 1
     assert harness.core.why("c", harness.now) is None
+
+
+def test_the_labels_of_remembered_requests_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_report, "MAX_LABEL_CHARACTERS", 10)
+    harness = Harness(FakeExecutor(replace(CAPACITY)))
+    for name in "abc":
+        harness.add(replace(make_request(name), labels={"k": "1234"}))
+        harness.run()
+    assert harness.core.why("a", harness.now) is None
+    assert why(harness, "b").labels == why(harness, "c").labels == {"k": "1234"}
