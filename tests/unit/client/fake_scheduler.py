@@ -73,6 +73,8 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
                 case _:
                     turns = list(request.messages.messages)
                     asked = [turn.content for turn in turns]
+                    if request.text == "warned":
+                        yield pb.GenerateResponse(started=pb.Started(warnings=["[one] \x1b]0;two\x07"]))
                     tools = [] if turns and turns[-1].role == "tool" else request.messages.tools
                     for index in range(max(request.n, 1)):
                         if asked[-1:] == ["why"]:

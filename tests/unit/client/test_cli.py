@@ -152,6 +152,13 @@ async def test_generate_takes_the_scheduler_that_is_there(
         assert (result.exit_code, result.stdout) == (0, "a b c\n")
 
 
+async def test_generate_shows_what_of_a_request_has_no_effect(served: Served) -> None:
+    result = await invoked("generate", "warned", "-a", served.address)
+    assert result.stdout == "a b c\n"
+    assert "paceline: [one] " in result.stderr
+    assert "\x1b" not in result.stderr
+
+
 async def test_generate_speculates_as_told_and_says_how_that_went(served: Served) -> None:
     result = await paceline(
         "generate", "words", "-a", served.address, "--speculation", "3", "--drafter", "ngram"

@@ -13,7 +13,7 @@ import typer
 
 from paceline.chat import Message
 from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
-from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr
+from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr, warn
 from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
 from paceline.client import Client
@@ -184,6 +184,8 @@ def generate(
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)
+            for warning in generation.started.warnings if generation.started else ():
+                warn(warning)
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
