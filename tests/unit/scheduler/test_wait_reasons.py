@@ -9,10 +9,11 @@ import pytest
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
-from scheduler_service.core.request import Request, SamplingSettings
+from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, Code, RefusalCause, RowAnswer, StepAnswer
 from scheduler_service.core.waiting.reasons import WaitReason
+from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, make_request
 from tests.unit.scheduler.test_wait_accounting import Watched
@@ -212,6 +213,58 @@ def grammar_behind() -> Wait:
     return refused(RefusalCause.GRAMMAR_BEHIND, WaitReason.GRAMMAR_BEHIND)
 
 
+def other_step_share() -> Wait:
+    """Its identity has its half of the places, and the step starts a request of the other."""
+    harness = harness_of(max_running=4)
+    for name in "ab":
+        harness.add(make_request(name, max_tokens=LONG, identity="x"))
+    harness.step()
+    harness.add(make_request("c", identity="x"))
+    harness.add(make_request("d", identity="y"))
+    harness.plan()
+    return Wait(harness, "c", WaitReason.OTHER_STEP_SHARE, harness.answer)
+
+
+def deadlines() -> Wait:
+    """The steps' time is proportional to their rows, and those that run have no time for more of these."""
+    harness = harness_of()
+    for run, (rows, tokens) in enumerate(((8, 10), (4, 10), (1, 10), (4, LONG))):
+        due = harness.now + (0.05 * rows * tokens if tokens < LONG else 1.0)
+        for row in range(rows):
+            harness.add(make_request(f"{run}.{row}", max_tokens=tokens, deadline=due))
+        for _ in range(tokens if tokens < LONG else 5):
+            harness.plan()
+            harness.now += 0.02 * rows
+            harness.answer()
+    harness.add(make_request("b", max_tokens=10))
+    harness.plan()
+
+    def end() -> None:
+        for row in range(4):
+            harness.cancel(f"3.{row}")
+
+    return Wait(harness, "b", WaitReason.DEADLINES, end)
+
+
+def draft_executor() -> Wait:
+    """The only sequence that runs waits for its drafts, and the step waits with it."""
+    draft = EngineExecutor(CAPACITY, oracle(CAPACITY.context_length, 1.0))
+    harness = Watched(EngineExecutor(CAPACITY), draft=draft)
+    speculation = DraftingWish(frozenset({DraftSource.EXECUTOR}), 4)
+    harness.add(make_request("a", max_tokens=LONG, speculation=speculation))
+    harness.plan_draft()
+    while not any(sequence.awaits_drafts for sequence in harness.core._pool.running):
+        if harness.drafting is not None:
+            harness.answer_draft()
+        else:
+            harness.plan()
+            harness.answer()
+        harness.plan_draft()
+    harness.add(make_request("b"))
+    harness.plan()
+    return Wait(harness, "b", WaitReason.DRAFT_EXECUTOR, harness.answer_draft)
+
+
 def no_executor() -> Wait:
     harness = harness_of()
     run_one(harness)
@@ -236,7 +289,7 @@ def draining() -> Wait:
 WAITS = (
     *(seats, own_earlier, own_priority, other_turn, pages, pages_in_flight, running_pages, step_budget),
     *(next_step, other_prompt, prefix, alone, answer_bytes, adapter_slot, executor_short, grammar_behind),
-    *(no_executor, draining),
+    *(no_executor, draining, other_step_share, deadlines, draft_executor),
 )
 
 
@@ -249,15 +302,53 @@ def reason_of(harness: Watched, who: str) -> WaitReason:
     return reasons[0] if reasons else WaitReason.NONE
 
 
+def is_alone(wait: Wait) -> None:
+    """Nobody else waits because of it."""
+
+
+def has_one_behind(wait: Wait) -> None:
+    """A request of the same identity comes, which waits for what the first of the identity waits for."""
+    harness = wait.harness
+    live = harness.core._registry.get(wait.who)
+    assert live is not None
+    first = reason_of(harness, wait.who)
+    harness.add(make_request("behind", identity=live.request.identity, priority=-1))
+    report = harness.core.why("behind", harness.now)
+    assert report is not None
+    own = (WaitReason.OWN_EARLIER, WaitReason.OWN_PRIORITY)
+    if report.position > 1:
+        assert report.reason in own
+        assert first in own or report.first_reason is first
+
+
+def has_a_stranger(wait: Wait) -> None:
+    """A request of another identity comes, which changes no reason before the next plan."""
+    wait.harness.add(make_request("stranger", identity="stranger"))
+
+
+@pytest.mark.parametrize("others", [is_alone, has_one_behind, has_a_stranger])
 @pytest.mark.parametrize("make", WAITS)
-def test_a_wait_has_its_reason_and_ends_when_what_it_needs_is_there(make: Callable[[], Wait]) -> None:
+def test_a_wait_has_its_reason_and_ends_when_what_it_needs_is_there(
+    make: Callable[[], Wait], others: Callable[[Wait], None]
+) -> None:
     wait = make()
     harness = wait.harness
+    others(wait)
     assert reason_of(harness, wait.who) is wait.reason
+    harness.now += 0.5
+    report = harness.core.why(wait.who, harness.now)
+    assert report is not None
+    assert report.reason is wait.reason
+    sums = dict(report.queue_waits)
+    for reason, seconds in report.preempted_waits:
+        sums[reason] = sums.get(reason, 0.0) + seconds
+    assert sums[wait.reason] >= 0.5
     wait.end()
     while harness.unanswered:
         harness.answer()
     harness.step()
-    assert reason_of(harness, wait.who) is not wait.reason
+    if others is not has_a_stranger:  # else it may be the stranger's turn
+        assert reason_of(harness, wait.who) is not wait.reason
+    harness.compares = False
     harness.run()
     harness.judge()  # its sums are the time that it waited
