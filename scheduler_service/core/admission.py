@@ -118,12 +118,14 @@ class Admission:
 
         `max_sequences`: how many run at once; 0: unknown.
         """
-        if not self.requests:
-            return 0.0
         pool, forecast = self._pool, self._forecast
         running = len(pool.running)
+        if not self.requests and (not max_sequences or running < max_sequences):
+            return 0.0
         if pool.queue.is_below_share(identity, weight, running):
             return 0.0
+        if not self.requests:
+            return forecast.wait_s(0)  # the next place that comes free
         looked_at = list(islice(self._queued.values(), SAMPLE))
         ahead = forecast.ahead(self._queued.get(identity), weight, looked_at)
         ahead *= len(self._queued) / len(looked_at)

@@ -90,7 +90,7 @@ class Registry:
     def add(self, request: Request, limits: JointLimits, now: float, *, is_trial: bool) -> LiveRequest:
         """Take a request that has passed `check`."""
         self._serial += 1
-        predicted_wait_s = self._admission.wait_s(request.identity, request.weight)
+        predicted_wait_s = self._admission.wait_s(request.identity, request.weight, limits.max_sequences)
         account = self._pool.queue.enter(request, self._pool.running)
         live = LiveRequest(request, account, self._serial, max_tokens(request, limits), now)
         live.predicted_wait_s = predicted_wait_s

@@ -90,8 +90,9 @@ def _where(report: WaitReport, now: float) -> str:
         case Phase.ARRIVING:
             return f"Came {since} ago, and is not queued yet."
         case Phase.QUEUED:
-            predicted = f" (predicted: {_duration(report.predicted_wait_s)})"
-            return f"Queued for {since}{predicted}{_place(report)}."
+            wait_s = report.predicted_wait_s
+            predicted = f"predicted: {_duration(wait_s)}" if wait_s >= 0.5e-3 else "no wait was predicted"
+            return f"Queued for {since} ({predicted}){_place(report)}."
         case Phase.PREEMPTED:
             return f"Waits again for {since}, since its pages went to others or its executor was lost" + (
                 f"{_place(report)}."

@@ -10,7 +10,7 @@ from scheduler_service.core import wait_report
 from scheduler_service.core.wait_report import Phase, WaitReport
 from scheduler_service.core.waiting.reasons import WaitReason
 from tests.unit.scheduler.fake_executor import FakeExecutor
-from tests.unit.scheduler.harness import CAPACITY, Harness, make_request
+from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
 from tests.unit.scheduler.test_wait_reasons import harness_of, run_one, small
 
 
@@ -93,6 +93,20 @@ def test_slow_requests_have_waited_longer_than_predicted_and_than_a_second() -> 
     assert ([one.request_id for one in mine], left_out) == (["b"], 1)
     everybodys, left_out = harness.core.slow(harness.now, 9)
     assert ([one.request_id for one in everybodys], left_out) == (["b", "c", "theirs"], 0)
+
+
+def test_who_comes_first_to_full_places_is_predicted_the_time_until_one_comes_free() -> None:
+    harness = harness_of(max_running=1)
+    harness.add(make_request("before", max_tokens=20))
+    harness.run()
+    harness.add(make_request("runs", max_tokens=20))
+    assert why(harness, "runs").predicted_wait_s == 0.0, "all places are free"
+    harness.step()
+    harness.add(make_request("first"))
+    harness.add(make_request("second"))
+    first, second = (why(harness, name).predicted_wait_s for name in ("first", "second"))
+    assert first == pytest.approx(20 * STEP_S)
+    assert second == pytest.approx(2 * first)
 
 
 def test_ended_requests_are_remembered_for_an_hour_and_a_bounded_number_of_them(
