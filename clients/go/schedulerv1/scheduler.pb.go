@@ -6025,7 +6025,7 @@ type RequestWait struct {
 	FirstReason WaitReason        `protobuf:"varint,9,opt,name=first_reason,json=firstReason,proto3,enum=paceline.scheduler.v1.WaitReason" json:"first_reason,omitempty"`
 	Needed      uint64            `protobuf:"varint,10,opt,name=needed,proto3" json:"needed,omitempty"`
 	Available   uint64            `protobuf:"varint,11,opt,name=available,proto3" json:"available,omitempty"`
-	PredictedUs uint64            `protobuf:"varint,12,opt,name=predicted_us,json=predictedUs,proto3" json:"predicted_us,omitempty"`                                                           // the wait that was predicted when it was queued
+	PredictedUs uint64            `protobuf:"varint,12,opt,name=predicted_us,json=predictedUs,proto3" json:"predicted_us,omitempty"`                                                           // the wait that was predicted when it was queued; 0: none was
 	Explanation string            `protobuf:"bytes,13,opt,name=explanation,proto3" json:"explanation,omitempty"`                                                                               // for people: one paragraph, what would end the wait included
 	Labels      map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"` // GenerateRequest.labels
 }

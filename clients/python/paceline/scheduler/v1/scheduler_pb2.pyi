@@ -3219,7 +3219,7 @@ class RequestWait(_message.Message):
     needed: _builtins.int
     available: _builtins.int
     predicted_us: _builtins.int
-    """the wait that was predicted when it was queued"""
+    """the wait that was predicted when it was queued; 0: none was"""
     explanation: _builtins.str
     """for people: one paragraph, what would end the wait included"""
     @_builtins.property

@@ -229,9 +229,9 @@ class SchedulerServiceServicer:
 
     def WhyWaiting(self, request, context):
         """Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
-        Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
-        Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
-        without CAPABILITY_WAIT_REASONS. Retry: safe.
+        Ended ones are known by their ids for an hour after their end, unless 10,000 have ended since. Unknown ids
+        are left out, as are others'. By id it takes no time that depends on the number of waiting requests; `slow`
+        looks at each live one. Errors: INVALID_ARGUMENT; UNIMPLEMENTED without CAPABILITY_WAIT_REASONS. Retry: safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

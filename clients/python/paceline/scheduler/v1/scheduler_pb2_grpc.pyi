@@ -161,9 +161,9 @@ class SchedulerServiceStub:
     """Live counters, and the load figures that a router needs."""
     WhyWaiting: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhyWaitingRequest, _scheduler_pb2.WhyWaitingResponse]
     """Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
-    Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
-    Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
-    without CAPABILITY_WAIT_REASONS. Retry: safe.
+    Ended ones are known by their ids for an hour after their end, unless 10,000 have ended since. Unknown ids
+    are left out, as are others'. By id it takes no time that depends on the number of waiting requests; `slow`
+    looks at each live one. Errors: INVALID_ARGUMENT; UNIMPLEMENTED without CAPABILITY_WAIT_REASONS. Retry: safe.
     """
     WatchSteps: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchStepsRequest, _scheduler_pb2.WatchStepsResponse]
     """The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
@@ -252,9 +252,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Live counters, and the load figures that a router needs."""
     WhyWaiting: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhyWaitingRequest, _scheduler_pb2.WhyWaitingResponse]  # type: ignore[assignment]
     """Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
-    Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
-    Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
-    without CAPABILITY_WAIT_REASONS. Retry: safe.
+    Ended ones are known by their ids for an hour after their end, unless 10,000 have ended since. Unknown ids
+    are left out, as are others'. By id it takes no time that depends on the number of waiting requests; `slow`
+    looks at each live one. Errors: INVALID_ARGUMENT; UNIMPLEMENTED without CAPABILITY_WAIT_REASONS. Retry: safe.
     """
     WatchSteps: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchStepsRequest, _scheduler_pb2.WatchStepsResponse]  # type: ignore[assignment]
     """The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
@@ -418,9 +418,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.WhyWaitingResponse, _abc.Awaitable[_scheduler_pb2.WhyWaitingResponse]]:
         """Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
-        Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
-        Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
-        without CAPABILITY_WAIT_REASONS. Retry: safe.
+        Ended ones are known by their ids for an hour after their end, unless 10,000 have ended since. Unknown ids
+        are left out, as are others'. By id it takes no time that depends on the number of waiting requests; `slow`
+        looks at each live one. Errors: INVALID_ARGUMENT; UNIMPLEMENTED without CAPABILITY_WAIT_REASONS. Retry: safe.
         """
 
     @_abc_1.abstractmethod

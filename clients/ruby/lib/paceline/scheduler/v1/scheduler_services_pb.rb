@@ -138,9 +138,9 @@ module Paceline
           # Live counters, and the load figures that a router needs.
           rpc :GetStatus, ::Paceline::Scheduler::V1::GetStatusRequest, ::Paceline::Scheduler::V1::GetStatusResponse
           # Why live requests of the caller's identity wait, or have waited; administrators ask for any identity's.
-          # Ended ones are known for as long as the step log remembers them. Unknown ids are left out, as are others'.
-          # Takes no time that depends on the number of waiting requests. Errors: INVALID_ARGUMENT; UNIMPLEMENTED
-          # without CAPABILITY_WAIT_REASONS. Retry: safe.
+          # Ended ones are known by their ids for an hour after their end, unless 10,000 have ended since. Unknown ids
+          # are left out, as are others'. By id it takes no time that depends on the number of waiting requests; `slow`
+          # looks at each live one. Errors: INVALID_ARGUMENT; UNIMPLEMENTED without CAPABILITY_WAIT_REASONS. Retry: safe.
           rpc :WhyWaiting, ::Paceline::Scheduler::V1::WhyWaitingRequest, ::Paceline::Scheduler::V1::WhyWaitingResponse
           # The log of the scheduler's steps, from the oldest that the request wants and the log still has, then as
           # they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
