@@ -11,6 +11,7 @@ from scheduler_service.core.registry import Registry
 from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.step import PlannedStep
+from scheduler_service.core.step_log import StepFigures
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.waiting.reasons import WaitReason
 
@@ -128,4 +129,5 @@ class Dispatcher:
             self._speculator.opened(opening.sequence)
         for fork in schedule.forks:
             self._speculator.opened(fork.sequence)
-        return self._target.in_flight.send(schedule, releases, pages - schedule.pages_left, now)
+        figures = StepFigures(now, self._forecast.step_s, pages, self._pool.waits.reason)
+        return self._target.in_flight.send(schedule, releases, pages - schedule.pages_left, figures)

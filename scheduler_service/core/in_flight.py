@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
 from scheduler_service.core.step import PlannedStep, StepAnswer
+from scheduler_service.core.step_log import StepFigures
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class SentStep:
     openings: list[ScheduledOpening]
     forks: list[ScheduledFork]
     pages: int  # that it may take, at most
-    sent_at: float
     has_prompts: bool  # a row or an opening computes tokens of a prompt
+    figures: StepFigures
 
 
 class StepsInFlight:
@@ -49,23 +50,34 @@ class StepsInFlight:
         """Some step in flight releases caches, so its answer will count more free pages."""
         return any(step.plan.releases for step in self._steps)
 
-    def send(self, schedule: Schedule, releases: tuple[int, ...], pages: int, now: float) -> PlannedStep:
-        """Turn a schedule into a plan, and count its rows as in flight."""
+    def send(
+        self, schedule: Schedule, releases: tuple[int, ...], pages: int, figures: StepFigures
+    ) -> PlannedStep:
+        """Turn a schedule into a plan, and count its rows as in flight. figures: get the rows' counts."""
         rows, openings, forks = schedule.rows, schedule.openings, schedule.forks
         has_prompts = bool(openings)
+        prompts, verifications, drafted, fed = len(openings), 0, 0, len(rows)
         for row in rows:
             if row.limit or row.tokens:
                 has_prompts |= row.limit > 0
+                prompts += 1
+                fed += max(0, row.limit - 1)
                 row.sequence.send_row()
             elif row.drafts:
+                verifications += 1
+                drafted += len(row.drafts)
                 row.sequence.send_verification(row.drafts)
             else:
                 row.sequence.send_decode()
         for opening in openings:
+            fed += opening.limit
             opening.sequence.send_row()
+        figures.prompt_rows, figures.verify_rows, figures.drafted = prompts, verifications, drafted
+        figures.decode_rows = len(rows) + len(openings) - prompts - verifications
+        figures.tokens = fed + drafted
         self._number += 1
         plan = PlannedStep(self._number, releases, tuple(forks), tuple(rows), tuple(openings))
-        self._steps.append(SentStep(plan, rows, openings, forks, pages, now, has_prompts))
+        self._steps.append(SentStep(plan, rows, openings, forks, pages, has_prompts, figures))
         return plan
 
     def take(self, result: StepAnswer, page_size: int) -> SentStep:

@@ -17,6 +17,7 @@ from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.states import SequenceState
+from scheduler_service.core.step_log import FAILURE_CODES, StepEvent
 from scheduler_service.core.wait_report import EndedRequests
 
 
@@ -99,6 +100,7 @@ class Registry:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, live.serial, live))
         self._admission.queue(live)
+        self._pool.log.note(StepEvent.QUEUED, live, 0, request.input_tokens)
         self._speculator.enlist(live)
         self._pool.enlist(live)
         return live
@@ -166,6 +168,7 @@ class Registry:
     ) -> CompletionEnded:
         """Finish one completion or input."""
         live = sequence.live
+        self._pool.log.note(StepEvent.ENDED, live, sequence.index, sequence.generated)
         self._end(sequence)
         self._forecast.ended(sequence, cut_off=False)
         if live.ended:
@@ -175,6 +178,7 @@ class Registry:
 
     def fail(self, live: LiveRequest, failure: Failure, message: str, now: float) -> Failed:
         """Fail a whole request: all its completions that have not ended."""
+        self._pool.log.note(StepEvent.REFUSED, live, 0, FAILURE_CODES[failure])
         for sequence in reversed(live.sequences):
             if sequence.state is not SequenceState.ENDED:
                 self._end(sequence)

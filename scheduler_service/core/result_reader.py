@@ -19,6 +19,7 @@ from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Code, RefusalCause, RowAnswer, RowMode, StepAnswer
+from scheduler_service.core.step_log import StepEvent
 
 _STALE = frozenset({Code.NOT_FOUND, Code.ALREADY_EXISTS, Code.FAILED_PRECONDITION})
 """Codes of a row whose cache is not in the executor as the core believes: it is opened again."""
@@ -195,7 +196,10 @@ class ResultReader:
         if sequence.state is not SequenceState.OPENING:
             return
         # A fork's row has no prefix hit: its cache began with the tokens that were copied.
-        self._counters.cached_tokens += sequence.note_cache(answer.cached_length or sequence.kv)
+        found = answer.cached_length or sequence.kv
+        self._counters.cached_tokens += sequence.note_cache(found)
+        kind = StepEvent.RESUMED if sequence.evictions else StepEvent.ADMITTED
+        self._pool.log.note(kind, sequence.live, sequence.index, found)
 
     def _refused(
         self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float

@@ -37,6 +37,7 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.snapshot import AdapterUse, Share, Snapshot, Totals
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
+from scheduler_service.core.step_log import StepLog
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.wait_report import WaitReport, is_slow, report
 from scheduler_service.core.waiting.reasons import WaitReason
@@ -139,6 +140,11 @@ class StepScheduler:
             if (identity is None or live.request.identity == identity) and is_slow(live, now)
         ]
         return [report(live, self._pool, now) for live in found[:most]], max(0, len(found) - most)
+
+    @property
+    def log(self) -> StepLog:
+        """What the answered steps did."""
+        return self._pool.log
 
     @property
     def fault(self) -> Fault | None:
@@ -360,7 +366,7 @@ class StepScheduler:
             work = self._speculator.stepped(step, result, took, always=deadlines)
             if not (deadlines or self._pool.speculating):
                 work = None
-        emitted = self._counters.completion_tokens
+        emitted, accepted = self._counters.completion_tokens, self._counters.accepted_tokens
         events, short = self._reader.read(step, result, now)
         if work is not None:
             emitted = self._counters.completion_tokens - emitted
@@ -369,5 +375,7 @@ class StepScheduler:
             self._target.was_short(now)
         if Shortage.SLOTS in short:
             self._target.was_short_of_slots(now)
+        pool, accepted = self._pool, self._counters.accepted_tokens - accepted
+        pool.log.answered(step.figures, took, accepted, len(pool.running), len(pool.queue) + pool.held)
         earlier = self._expiry.take()
         return earlier + events if earlier else events

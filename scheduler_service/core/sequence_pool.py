@@ -7,6 +7,7 @@ from scheduler_service.core.fairness import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.states import WITH_CACHE, SequenceState, Trigger
+from scheduler_service.core.step_log import StepEvent, StepLog
 from scheduler_service.core.wait_ledger import WaitLedger
 
 ISOLATION_LOSSES = 2
@@ -18,6 +19,7 @@ class SequencePool:
 
     def __init__(self) -> None:
         self.waits = WaitLedger()
+        self.log = StepLog()
         self.queue = FairQueue(self.waits)
         self.running = SequenceQueue()  # with a cache: in the states OPENING, PREFILLING and RUNNING
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
@@ -58,9 +60,11 @@ class SequencePool:
 
     def preempt(self, sequence: LiveSequence) -> None:
         """Requeue a running sequence so that others get its pages."""
+        computed = sequence.kv
         self.requeue(sequence)
         sequence.count_eviction()
         self.preemptions += 1
+        self.log.note(StepEvent.PREEMPTED, sequence.live, sequence.index, computed)
 
     def end(self, sequence: LiveSequence) -> None:
         """End a sequence in any state. Those that were held until it is prefilled are queued."""

@@ -96,7 +96,7 @@ class TargetExecutor:
         self.free_pages, self.evictable_pages = result.free_pages, result.evictable_pages
         weight = _SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.compute_s - self._step_s)
-        took = now - max(step.sent_at, self._answered_at)
+        took = now - max(step.figures.sent_at, self._answered_at)
         self._answered_at = now
         return step, took
 

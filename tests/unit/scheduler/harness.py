@@ -20,6 +20,7 @@ from scheduler_service.core.step import (
     ScoredTokens,
     StepAnswer,
 )
+from scheduler_service.core.step_log import COLUMNS, StepLog, StepPart
 
 CAPACITY = Capacity(
     total_pages=64, page_size=4, context_length=128, max_sequences=16, max_rows=16, max_step_tokens=64
@@ -331,6 +332,30 @@ class Harness:
             if sequence.cache_id == cache_id:
                 return sequence.live.request.id, sequence.index
         raise AssertionError(f"nobody holds cache {cache_id}")
+
+
+def log_parts(log: StepLog, first: int = 1, most: int = 10_000) -> list[StepPart]:
+    """All of the log from a step on."""
+    found = []
+    while (part := log.read(first, most)) is not None:
+        found.append(part)
+        first = part.first_step + len(part)
+    return found
+
+
+def column(log: StepLog, name: str) -> list[int]:
+    """A figure of each step."""
+    return [figure for part in log_parts(log) for figure in part.columns[COLUMNS.index(name)]]
+
+
+def check_log(core: StepScheduler) -> None:
+    """Its columns add up to the counters."""
+    log, counters = core.log, core.snapshot().counters
+    assert len(log) == counters.steps
+    rows = sum(sum(column(log, kind)) for kind in ("prompt_rows", "decode_rows", "verify_rows"))
+    assert rows == counters.rows
+    assert sum(column(log, "accepted_tokens")) == counters.accepted_tokens
+    assert sum(column(log, "event_counts")) == sum(len(part.events.kinds) for part in log_parts(log))
 
 
 def solo(executor: Executor, request: Request) -> dict[int, list[int]]:

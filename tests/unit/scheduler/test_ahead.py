@@ -14,6 +14,8 @@ from scheduler_service.core.request import DraftingWish, DraftSource, Request
 from scheduler_service.core.schedule import Schedule, ScheduledRow
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import Code, PlannedStep, RowAnswer, StepAnswer
+from scheduler_service.core.step_log import StepFigures
+from scheduler_service.core.waiting.reasons import WaitReason
 from tests.unit.scheduler.fake_executor import FakeExecutor, repeating
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, solo
 
@@ -195,7 +197,7 @@ def test_pages_are_set_aside_anew_when_drafts_were_rejected() -> None:
         row.drafts, row.is_bound = drafts, is_bound
         schedule = Schedule(64, 9)
         schedule.add_row(row)
-        in_flight.send(schedule, (), row.pages, 0.0)
+        in_flight.send(schedule, (), row.pages, StepFigures(0.0, 0.0, 0, WaitReason.NONE))
     assert in_flight.pages == 1
     answer = StepAnswer(1, [RowAnswer(kv_length=8, tokens=[1, 2, 9])], [], 9, 0)
     in_flight.take(answer, page_size=4)

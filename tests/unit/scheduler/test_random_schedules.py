@@ -35,7 +35,7 @@ from tests.unit.scheduler.grammar_conditions import (
     TRUNCATED,
     GrammarConditions,
 )
-from tests.unit.scheduler.harness import STEP_S, Harness, parts
+from tests.unit.scheduler.harness import STEP_S, Harness, check_log, parts
 from tests.unit.scheduler.schedules import BACKENDS, CONTEXT, LATE_BACKENDS, Happening, Schedule, schedules
 
 MAX_STEPS_WITHOUT_PROGRESS = 100
@@ -129,6 +129,7 @@ class Run:
             self.idle_steps = self.idle_steps + 1 if self.stuck(before) else 0
             assert self.idle_steps < MAX_STEPS_WITHOUT_PROGRESS, "no progress"
             number += 1
+        check_log(harness.core)
 
     def add(self, request: Request) -> None:
         try:

@@ -16,6 +16,7 @@ from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import PlannedStep
+from scheduler_service.core.step_log import StepLog
 from scheduler_service.core.waiting.reasons import WaitReason, WaitSums
 from scheduler_service.core.waiting.wait import MIN_PRIORITIES, AccountWaits
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -93,7 +94,7 @@ class Watched(Harness):
             return super().plan()
         self.planned += 1
         resource = list(OWN_RESOURCES)[self.planned % len(OWN_RESOURCES)]
-        twin = copy.deepcopy(self.core)
+        twin = copy.deepcopy(self.core, {id(self.core.log): StepLog()})
         plan = super().plan()
         self.compare(twin, resource, plan)
         return plan
