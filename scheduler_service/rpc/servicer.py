@@ -18,7 +18,7 @@ from service_kit.identity import Identity
 
 from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import OutputGrammar
-from scheduler_service.errors import ErrorReason, ServiceError, invalid, not_served, unsupported
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
@@ -50,6 +50,7 @@ from scheduler_service.rpc.deadlines import deadline_of
 from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.directory_calls import DirectoryCalls
 from scheduler_service.rpc.evaluations import Evaluations
+from scheduler_service.rpc.step_calls import StepCalls
 from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.rpc.waiting_calls import WaitingCalls
 from scheduler_service.service import SchedulerService
@@ -68,6 +69,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._drafting = service.settings.drafting
         self._arrivals, self._refusals = ArrivalQueue(), RefusalPace(time.monotonic)
         self._directory_calls = DirectoryCalls(service.directory, credentials)
+        self._step_calls = StepCalls(service.core.log, credentials)
         self._arriving = ArrivingCalls()
         self._waiting = WaitingCalls(service.core, self._arriving)
         self._evaluations = Evaluations(service, credentials, self.refused, self._arriving)
@@ -221,8 +223,8 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def WatchSteps(  # type: ignore[override]
         self, request: pb.WatchStepsRequest, context: _Context
     ) -> None:
-        """Refused: it is not built yet."""
-        raise not_served("WatchSteps")
+        """The log of the scheduler's steps, and those that follow."""
+        await self._step_calls.watch(request, context)
 
     async def WatchSchedulers(  # type: ignore[override]
         self, request: pb.WatchSchedulersRequest, context: _Context

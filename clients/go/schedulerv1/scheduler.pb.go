@@ -939,9 +939,9 @@ type StepEventKind int32
 const (
 	StepEventKind_STEP_EVENT_KIND_UNSPECIFIED StepEventKind = 0
 	StepEventKind_STEP_EVENT_KIND_ADMITTED    StepEventKind = 1 // value: prompt tokens found in the prefix cache
-	StepEventKind_STEP_EVENT_KIND_PREEMPTED   StepEventKind = 2 // value: pages that came free
+	StepEventKind_STEP_EVENT_KIND_PREEMPTED   StepEventKind = 2 // value: tokens of its cache, which were given up
 	StepEventKind_STEP_EVENT_KIND_RESUMED     StepEventKind = 3 // admitted again; value as ADMITTED
-	StepEventKind_STEP_EVENT_KIND_REFUSED     StepEventKind = 4 // value: google.rpc.Code
+	StepEventKind_STEP_EVENT_KIND_REFUSED     StepEventKind = 4 // or failed, or cancelled, after it was queued: all of it; value: google.rpc.Code
 	StepEventKind_STEP_EVENT_KIND_ENDED       StepEventKind = 5 // value: completion tokens
 	StepEventKind_STEP_EVENT_KIND_QUEUED      StepEventKind = 6 // value: prompt tokens
 )
@@ -6270,7 +6270,7 @@ func (x *WatchStepsResponse) GetLog() *StepLog {
 	return nil
 }
 
-// Consecutive steps, as parallel arrays: one entry a step, unless a comment says otherwise. A file of them
+// Consecutive answered steps, as parallel arrays: one entry a step, unless a comment says otherwise. A file of them
 // (`paceline steps`) is one message after another, each after its size as a varint.
 type StepLog struct {
 	state         protoimpl.MessageState
@@ -6293,13 +6293,15 @@ type StepLog struct {
 	Running        []uint32     `protobuf:"varint,14,rep,packed,name=running,proto3" json:"running,omitempty"`                      // sequences, behind it
 	Waiting        []uint32     `protobuf:"varint,15,rep,packed,name=waiting,proto3" json:"waiting,omitempty"`
 	Reasons        []WaitReason `protobuf:"varint,16,rep,packed,name=reasons,proto3,enum=paceline.scheduler.v1.WaitReason" json:"reasons,omitempty"` // why no further one was admitted; UNSPECIFIED: none waited
-	EventCounts    []uint32     `protobuf:"varint,17,rep,packed,name=event_counts,json=eventCounts,proto3" json:"event_counts,omitempty"`            // so many of the following belong to the step
+	// So many of the following belong to the step: what happened after the answer of the step before, up to its own
+	// answer. A step has at most 4096; further ones are left out.
+	EventCounts []uint32 `protobuf:"varint,17,rep,packed,name=event_counts,json=eventCounts,proto3" json:"event_counts,omitempty"`
 	// One entry an event.
 	EventKinds    []StepEventKind `protobuf:"varint,18,rep,packed,name=event_kinds,json=eventKinds,proto3,enum=paceline.scheduler.v1.StepEventKind" json:"event_kinds,omitempty"`
 	EventRequests []uint64        `protobuf:"varint,19,rep,packed,name=event_requests,json=eventRequests,proto3" json:"event_requests,omitempty"` // RequestName.number
 	EventIndexes  []uint32        `protobuf:"varint,20,rep,packed,name=event_indexes,json=eventIndexes,proto3" json:"event_indexes,omitempty"`    // of the completion
 	EventValues   []uint32        `protobuf:"varint,21,rep,packed,name=event_values,json=eventValues,proto3" json:"event_values,omitempty"`       // see StepEventKind
-	Names         []*RequestName  `protobuf:"bytes,22,rep,name=names,proto3" json:"names,omitempty"`                                              // of requests whose first event is here, and whose names the caller may see
+	Names         []*RequestName  `protobuf:"bytes,22,rep,name=names,proto3" json:"names,omitempty"`                                              // of requests with events here whose names the caller may see
 }
 
 func (x *StepLog) Reset() {

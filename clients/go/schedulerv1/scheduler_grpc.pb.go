@@ -74,7 +74,7 @@ type SchedulerServiceClient interface {
 	// they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
 	// and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
 	// administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-	// safe, with first_step behind the last one received.
+	// safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
 	WatchSteps(ctx context.Context, in *WatchStepsRequest, opts ...grpc.CallOption) (SchedulerService_WatchStepsClient, error)
 	// The schedulers that this one knows, itself included, then each change. The first message that has
 	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,
@@ -398,7 +398,7 @@ type SchedulerServiceServer interface {
 	// they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
 	// and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
 	// administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-	// safe, with first_step behind the last one received.
+	// safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
 	WatchSteps(*WatchStepsRequest, SchedulerService_WatchStepsServer) error
 	// The schedulers that this one knows, itself included, then each change. The first message that has
 	// `complete` set ends the list as it was at the call; later ones have what changed since the message before,

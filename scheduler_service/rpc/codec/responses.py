@@ -153,6 +153,7 @@ def _capabilities(
         pb.CAPABILITY_CONTINUATION: True,
         pb.CAPABILITY_LABELS: True,
         pb.CAPABILITY_WAIT_REASONS: True,
+        pb.CAPABILITY_STEP_LOG: True,
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
         pb.CAPABILITY_TOOLS: model.tool_format is not None,
         pb.CAPABILITY_STRICT_TOOLS: model.restricts_calls,

@@ -686,11 +686,11 @@ class _StepEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepEve
     STEP_EVENT_KIND_ADMITTED: _StepEventKind.ValueType  # 1
     """value: prompt tokens found in the prefix cache"""
     STEP_EVENT_KIND_PREEMPTED: _StepEventKind.ValueType  # 2
-    """value: pages that came free"""
+    """value: tokens of its cache, which were given up"""
     STEP_EVENT_KIND_RESUMED: _StepEventKind.ValueType  # 3
     """admitted again; value as ADMITTED"""
     STEP_EVENT_KIND_REFUSED: _StepEventKind.ValueType  # 4
-    """value: google.rpc.Code"""
+    """or failed, or cancelled, after it was queued: all of it; value: google.rpc.Code"""
     STEP_EVENT_KIND_ENDED: _StepEventKind.ValueType  # 5
     """value: completion tokens"""
     STEP_EVENT_KIND_QUEUED: _StepEventKind.ValueType  # 6
@@ -702,11 +702,11 @@ STEP_EVENT_KIND_UNSPECIFIED: StepEventKind.ValueType  # 0
 STEP_EVENT_KIND_ADMITTED: StepEventKind.ValueType  # 1
 """value: prompt tokens found in the prefix cache"""
 STEP_EVENT_KIND_PREEMPTED: StepEventKind.ValueType  # 2
-"""value: pages that came free"""
+"""value: tokens of its cache, which were given up"""
 STEP_EVENT_KIND_RESUMED: StepEventKind.ValueType  # 3
 """admitted again; value as ADMITTED"""
 STEP_EVENT_KIND_REFUSED: StepEventKind.ValueType  # 4
-"""value: google.rpc.Code"""
+"""or failed, or cancelled, after it was queued: all of it; value: google.rpc.Code"""
 STEP_EVENT_KIND_ENDED: StepEventKind.ValueType  # 5
 """value: completion tokens"""
 STEP_EVENT_KIND_QUEUED: StepEventKind.ValueType  # 6
@@ -3308,7 +3308,7 @@ Global___WatchStepsResponse: _TypeAlias = WatchStepsResponse  # noqa: Y015
 
 @_typing.final
 class StepLog(_message.Message):
-    """Consecutive steps, as parallel arrays: one entry a step, unless a comment says otherwise. A file of them
+    """Consecutive answered steps, as parallel arrays: one entry a step, unless a comment says otherwise. A file of them
     (`paceline steps`) is one message after another, each after its size as a varint.
     """
 
@@ -3386,7 +3386,9 @@ class StepLog(_message.Message):
 
     @_builtins.property
     def event_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """so many of the following belong to the step"""
+        """So many of the following belong to the step: what happened after the answer of the step before, up to its own
+        answer. A step has at most 4096; further ones are left out.
+        """
 
     @_builtins.property
     def event_kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___StepEventKind.ValueType]:
@@ -3406,7 +3408,7 @@ class StepLog(_message.Message):
 
     @_builtins.property
     def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestName]:
-        """of requests whose first event is here, and whose names the caller may see"""
+        """of requests with events here whose names the caller may see"""
 
     def __init__(
         self,

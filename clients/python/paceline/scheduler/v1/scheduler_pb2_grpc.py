@@ -242,7 +242,7 @@ class SchedulerServiceServicer:
         they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
         and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
         administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-        safe, with first_step behind the last one received.
+        safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

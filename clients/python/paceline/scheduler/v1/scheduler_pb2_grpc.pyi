@@ -170,7 +170,7 @@ class SchedulerServiceStub:
     they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
     and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
     administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-    safe, with first_step behind the last one received.
+    safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
     """
     WatchSchedulers: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchSchedulersRequest, _scheduler_pb2.WatchSchedulersResponse]
     """The schedulers that this one knows, itself included, then each change. The first message that has
@@ -261,7 +261,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
     and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
     administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-    safe, with first_step behind the last one received.
+    safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
     """
     WatchSchedulers: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchSchedulersRequest, _scheduler_pb2.WatchSchedulersResponse]  # type: ignore[assignment]
     """The schedulers that this one knows, itself included, then each change. The first message that has
@@ -433,7 +433,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
         and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
         administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-        safe, with first_step behind the last one received.
+        safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
         """
 
     @_abc_1.abstractmethod

@@ -146,7 +146,7 @@ module Paceline
           # they come, until the client leaves or `max_steps` were sent. A client that reads too slowly loses steps,
           # and is told how many; it slows down nobody. Requests of other identities are numbers without names, but for
           # administrators. Errors: RESOURCE_EXHAUSTED (WATCHERS); UNIMPLEMENTED without CAPABILITY_STEP_LOG. Retry:
-          # safe, with first_step behind the last one received.
+          # safe, with first_step behind the last one received. INVALID_ARGUMENT: first_step is not there yet.
           rpc :WatchSteps, ::Paceline::Scheduler::V1::WatchStepsRequest, stream(::Paceline::Scheduler::V1::WatchStepsResponse)
           # The schedulers that this one knows, itself included, then each change. The first message that has
           # `complete` set ends the list as it was at the call; later ones have what changed since the message before,
