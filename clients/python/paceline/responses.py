@@ -145,7 +145,7 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         model_fingerprint=message.model_fingerprint,
         contract_revision=message.contract_revision,
         capabilities=tuple(
-            _lower_name(pb.Capability, "CAPABILITY_", capability) for capability in message.capabilities
+            lower_name(pb.Capability, "CAPABILITY_", capability) for capability in message.capabilities
         ),
         sampler=message.sampler,
         limits=RequestLimits(**_fields_of(RequestLimits, message.limits)),
@@ -171,7 +171,7 @@ def _sampling(message: pb.SamplingParams) -> dict[str, float]:
 
 def _embedding(message: pb.EmbeddingInfo) -> EmbeddingInfo:
     return EmbeddingInfo(
-        pooling=_lower_name(pb.Pooling, "POOLING_", message.pooling),
+        pooling=lower_name(pb.Pooling, "POOLING_", message.pooling),
         normalize=message.normalize,
         prompts=MappingProxyType(dict(message.prompts)),
         default_prompt=message.default_prompt,
@@ -181,9 +181,9 @@ def _embedding(message: pb.EmbeddingInfo) -> EmbeddingInfo:
 def status(message: pb.GetStatusResponse) -> Status:
     """The scheduler's counters."""
     values = _fields_of(Status, message)
-    values["state"] = _lower_name(pb.SchedulerState, "SCHEDULER_STATE_", message.state)
+    values["state"] = lower_name(pb.SchedulerState, "SCHEDULER_STATE_", message.state)
     degraded = message.degraded
-    values["degraded"] = _lower_name(pb.WaitReason, "WAIT_REASON_", degraded) if degraded else ""
+    values["degraded"] = lower_name(pb.WaitReason, "WAIT_REASON_", degraded) if degraded else ""
     values["waits"] = waits(message.waits)
     return Status(**values)
 
@@ -199,9 +199,9 @@ def why(messages: Iterable[pb.WhyWaitingResponse]) -> Waits:
 
 def _request_wait(message: pb.RequestWait) -> RequestWait:
     values = _fields_of(RequestWait, message)
-    values["phase"] = _lower_name(pb.RequestPhase, "REQUEST_PHASE_", message.phase)
+    values["phase"] = lower_name(pb.RequestPhase, "REQUEST_PHASE_", message.phase)
     for name in ("reason", "first_reason"):
-        values[name] = _lower_name(pb.WaitReason, "WAIT_REASON_", values[name]) if values[name] else ""
+        values[name] = lower_name(pb.WaitReason, "WAIT_REASON_", values[name]) if values[name] else ""
     for name in ("queue_waits", "preempted_waits"):
         values[name] = waits(values[name])
     values["labels"] = dict(message.labels)
@@ -287,7 +287,7 @@ def _usage(message: pb.Usage) -> Usage:
 
 def waits(times: Iterable[pb.WaitTime]) -> dict[str, int]:
     """Microseconds by reason, in lower case: pages, seats, ..."""
-    return {_lower_name(pb.WaitReason, "WAIT_REASON_", time.reason): time.us for time in times}
+    return {lower_name(pb.WaitReason, "WAIT_REASON_", time.reason): time.us for time in times}
 
 
 def _fields_of(kind: Any, message: Any) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _fields_of(kind: Any, message: Any) -> dict[str, Any]:
     return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
 
 
-def _lower_name(enum: Any, prefix: str, value: int) -> str:
+def lower_name(enum: Any, prefix: str, value: int) -> str:
     """An enum value's name without its prefix, in lower case; its number if it is of a later revision."""
     try:
         return str(enum.Name(value)).removeprefix(prefix).lower()

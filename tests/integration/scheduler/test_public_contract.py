@@ -83,6 +83,25 @@ async def test_the_waits_of_a_request_add_up_to_its_time_in_the_queue_and_are_kn
     assert {"callers_turn", "tokenizing"} <= set((await client.status()).waits)
 
 
+async def test_the_log_has_each_step_of_a_request_from_its_queueing_to_its_end(
+    stack: Stack, channel: grpc.aio.Channel
+) -> None:
+    [completion] = await stack.client().completions("x", request_id="logged", max_tokens=9, ignore_eos=True)
+    wanted = pb.WatchStepsRequest(last_us=60_000_000)
+    kinds: list[int] = []
+    async for message in SchedulerServiceStub(channel).WatchSteps(wanted, timeout=60):
+        log = message.log
+        ours = {one.number for one in log.names if one.request_id == "logged"}
+        ends = [
+            v for k, v in zip(log.event_kinds, log.event_values, strict=True) if k == pb.STEP_EVENT_KIND_ENDED
+        ]
+        kinds += [k for k, r in zip(log.event_kinds, log.event_requests, strict=True) if r in ours]
+        if pb.STEP_EVENT_KIND_ENDED in kinds:
+            break
+    assert kinds == [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_ENDED]
+    assert len(completion.token_ids) in ends
+
+
 async def test_the_tokenizer_comes_in_pieces_below_the_default_limit(channel: grpc.aio.Channel) -> None:
     pieces = [piece async for piece in SchedulerServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest())]
     assert all(piece.ByteSize() < 4 << 20 for piece in pieces)

@@ -165,6 +165,36 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         )
         return pb.WhyWaitingResponse(requests=[one] if request.slow or request.request_id == "known" else [])
 
+    async def WatchSteps(self, request: pb.WatchStepsRequest, context: Any) -> None:
+        """Two steps: request 1 is queued, admitted and ends, request 2 is queued. Then the stream ends."""
+        ones = [1, 1]
+        kinds = [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_QUEUED]
+        log = pb.StepLog(
+            first_step=7,
+            lost_steps=3,
+            started_at_us=1_000_000,
+            started_us=[0, 5000],
+            planned_us=[4000, 4000],
+            taken_us=[4000, 3000],
+            tokens=[9, 2],
+            free_pages=[8, 6],
+            prompt_rows=[1, 0],
+            decode_rows=[0, 2],
+            verify_rows=[0, 0],
+            drafted_tokens=[0, 0],
+            accepted_tokens=[0, 0],
+            running=ones,
+            waiting=ones,
+            event_counts=[2, 2],
+            reasons=[pb.WAIT_REASON_PAGES, 0],
+            event_kinds=[*kinds, pb.STEP_EVENT_KIND_ENDED],
+            event_requests=[1, 1, 2, 1],
+            event_indexes=[0, 0, 0, 0],
+            event_values=[3, 0, 3, 4],
+            names=[pb.RequestName(number=1, request_id="mine")],
+        )
+        await context.write(pb.WatchStepsResponse(log=log))
+
 
 class FakeAdmin(FakeAdapters, admin_pb2_grpc.AdminServiceServicer):
     """One executor."""

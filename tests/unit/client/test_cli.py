@@ -24,7 +24,7 @@ from tests.support.serve import run
 from tests.unit.client.conftest import Served
 
 OURS = ["serve", "model", "adapters"]
-OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "bench", "demo"]
+OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "steps", "bench", "demo"]
 COMMANDS = [*OURS, *OF_CLIENTS]
 
 
@@ -278,6 +278,33 @@ async def test_status_shows_what_the_model_can_do(served: Served) -> None:
         "capabilities": ["chat", "reasoning"],
         "tool_format": "hermes",
     }
+
+
+async def test_steps_shows_a_line_a_step_and_how_many_were_lost(served: Served) -> None:
+    head, lost, first, second = (await invoked("steps", "-a", served.address)).stdout.splitlines()
+    assert lost == "3 steps lost: this reader was too slow"
+    assert first.split()[1:] == ["7", *("4.0", "4.0"), *("1", "0", "0"), *("9", "8", "1", "1"), "pages"]
+    assert second.split()[1:] == ["8", *("3.0", "4.0"), *("0", "2", "0"), *("2", "6", "1", "1")]
+    assert len(head.split()) >= len(first.split())
+
+
+async def test_steps_writes_a_file_of_messages_and_one_for_a_viewer_of_traces(
+    served: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "steps"
+    to_file = ["steps", "-a", served.address, "--seconds", "9", "-o", str(file)]
+    assert "2 steps, 3 lost" in (await invoked(*to_file)).stdout
+    data = file.read_bytes()
+    size = data[0]  # below 128: the varint has one byte
+    assert len(data) == 1 + size
+    assert pb.StepLog.FromString(data[1:]).first_step == 7
+    await invoked(*to_file, "--perfetto")
+    bars = [one for one in json.loads(file.read_text())["traceEvents"] if one["ph"] == "X"]
+    shown = [(one["ts"], one["dur"], one["args"]["blocked_by"]) for one in bars if one["name"] == "step"]
+    assert shown == [(1_000_000, 4000, "pages"), (1_005_000, 3000, "")]
+    requests = [(one["name"], one["args"]["request"], one["dur"]) for one in bars if one["name"] != "step"]
+    assert requests == [("waits", "mine", 0), ("runs", "mine", 4000), ("waits", "#2", 0)]
+    assert_one_line_error(await invoked("steps", "--perfetto", "-a", served.address), 2)
 
 
 async def test_why_says_what_a_request_waits_for(served: Served) -> None:

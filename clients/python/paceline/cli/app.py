@@ -30,6 +30,7 @@ from paceline.cli import (
     serve,
     services,
     status,
+    steps,
     token,
     why,
 )
@@ -84,6 +85,7 @@ app.command(rich_help_panel="Evaluate")(embed.embed)
 app.command(rich_help_panel="Evaluate")(rerank.rerank)
 app.command(rich_help_panel="Look")(status.status)
 app.command(rich_help_panel="Look")(why.why)
+app.command(rich_help_panel="Look")(steps.steps)
 app.command(rich_help_panel="Look")(doctor.doctor)
 app.command(rich_help_panel="Look")(bench.bench)
 app.command(rich_help_panel="Look")(demo.demo)
