@@ -9,10 +9,16 @@ Errors: `paceline.errors`. The command line: `paceline --help`, with the extra `
 
 A name's module is imported when the name is first used: services read their logs and settings from this
 package too, and need neither gRPC nor protobuf for those.
+
+gRPC prints its errors alone, unless GRPC_VERBOSITY is set. By itself it prints a line on stderr whenever a
+connected server stops, as services do in a rolling restart, in the middle of what a program shows.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC reads it once, when it is imported
 
 if TYPE_CHECKING:
     from paceline import aio, errors

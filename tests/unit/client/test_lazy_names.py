@@ -77,3 +77,36 @@ def test_what_a_name_needs_is_imported_with_it_and_not_before(statement: str, mo
     loaded = set(done.stdout.split())
     assert modules <= loaded
     assert loaded.isdisjoint({"grpc", "google", "paceline.client", "service_kit"} - modules)
+
+
+def test_nothing_is_printed_when_a_connected_service_stops() -> None:
+    """Of a program that uses Paceline; gRPC prints a line then by itself."""
+    program = """
+import socket, threading
+import paceline
+import grpc
+
+def frame(kind, *numbers):
+    payload = b"".join(number.to_bytes(4, "big") for number in numbers)
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+
+def stop(server):
+    connection, _ = server.accept()
+    connection.recv(4096)
+    connection.sendall(frame(4) + frame(7, 0, 2))  # SETTINGS; GOAWAY, as gRPC's server sends it
+    connection.recv(4096)
+    connection.close()
+
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=stop, args=[server]).start()
+channel = grpc.insecure_channel(f"127.0.0.1:{server.getsockname()[1]}")
+try:
+    channel.unary_unary("/a/b")(b"", timeout=0.3)
+except grpc.RpcError:
+    print("failed")
+"""
+    given = {name: value for name, value in environment().items() if name != "GRPC_VERBOSITY"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("failed\n", "")
