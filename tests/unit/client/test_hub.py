@@ -148,6 +148,7 @@ def test_a_redirect_elsewhere_brings_nothing_that_the_hub_did_not_list(hub: Fake
         hub.redirects = {path: f"{other.endpoint}{path}"}
         result = pull("owner/tiny")
     assert result.exit_code == 1
+    assert "model.safetensors was not fetched" in result.stderr
     assert names() == []
 
 
@@ -158,6 +159,7 @@ def test_a_redirect_elsewhere_brings_nothing_that_the_hub_did_not_list(hub: Fake
         ("owner/gated", "is gated: accept its terms at"),
         ("owner/pickled", "no safetensors and no GGUF files"),
         ("owner/tiny-GGUF:Q2_K", "no GGUF file :Q2_K; it has :Q4_K_M, :Q8_0"),
+        ("owner/tiny:Q4_K_M", "has safetensors files and no GGUF files: leave out :Q4_K_M"),
         ("owner/parts", "in several parts"),
         ("llama3", "neither SmolLM2-135M-Instruct nor owner/name"),
         ("../tiny", "neither"),

@@ -122,7 +122,8 @@ class HubModel:
             )
             tag = self.api.get_hf_file_metadata(url=url).etag
         if tag not in (file.sha256, file.git_oid):
-            raise ModelFetchError(f"the hub's ETag of {file.path} is {tag!r:.80}, which is not its digest")
+            sent = f"{tag!r:.80}, which is not its digest" if tag else "missing: nothing says what is sent"
+            raise ModelFetchError(f"{file.path} was not fetched: the hub's ETag of it is {sent}")
 
 
 def _listed(file: RepoSibling) -> HubFile:

@@ -98,6 +98,8 @@ def _one_gguf(files: Sequence[HubFile], quantization: str) -> HubFile:
     ]
     wanted = [file for file in found if quantization_of(file.path).lower() == quantization.lower()]
     choices = ", ".join(sorted({f":{quantization_of(file.path)}" for file in found}))
+    if not found and quantization and _weights(files):
+        raise ModelFetchError(f"it has safetensors files and no GGUF files: leave out :{quantization}")
     if not found:
         raise ModelFetchError(
             "it has no safetensors and no GGUF files, which are what can be served; weights in pickle's"
