@@ -32,6 +32,7 @@ test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print 
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
 test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pyright]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/commands tests/gpu -m commands --numprocesses 2 --dist worksteal $(ARGS)
 
 wheel: $(STAMP) ## Build the wheel into dist/, the same bytes each time (pipx install "$$(ls dist/*.whl)[all]")
