@@ -8,6 +8,7 @@ import sys
 import pytest
 from paceline import errors
 from paceline.chat import ToolCall
+from paceline.cli import write_any_text
 from paceline.cli.answer import StreamedAnswer
 from paceline.cli.common import advice
 from paceline.cli.safe_text import SafeConsole, shown
@@ -70,3 +71,16 @@ def test_a_console_keeps_its_own_styles() -> None:
     told = escape(advice(errors.InternalError(ORDERS[0]), "a:1"))
     console.print(f"[bold red]paceline:[/] {told}", highlight=False)
     assert terminal.getvalue().startswith("\x1b[1;31mpaceline:\x1b[0m the service failed: \\x1b]52;")
+
+
+@pytest.mark.parametrize(("is_terminal", "written"), [(True, b"caf? ?"), (False, b"caf\\xe9 \\u2026")])
+def test_what_an_encoding_lacks_ends_no_command(
+    is_terminal: bool, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO()
+    stdout = io.TextIOWrapper(content, encoding="ascii")
+    monkeypatch.setattr(stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    write_any_text()
+    print("café …", end="", flush=True)
+    assert content.getvalue() == written

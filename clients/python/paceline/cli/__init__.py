@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -13,6 +14,7 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as nohup has it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    write_any_text()
     from paceline.extras import installation
 
     try:
@@ -23,3 +25,9 @@ def main() -> None:
     from paceline.cli.app import run
 
     run()
+
+
+def write_any_text() -> None:
+    """Have stdout take what its encoding lacks, where that is not UTF-8: as ?, in a file as \\uNNNN."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace" if sys.stdout.isatty() else "backslashreplace")
