@@ -103,7 +103,7 @@ def table(
     status: Status, executors: tuple[ExecutorStatus, ...], model: ModelInfo | None = None
 ) -> RenderableType:
     """All counters, as two tables."""
-    counters = Table(show_header=False, box=None, padding=(0, 2))
+    counters = Table(show_header=False, box=None, padding=(0, 1), pad_edge=False)
     for _ in range(4 if console.width >= _WIDE else 2):
         counters.add_column(overflow="fold")
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
@@ -151,7 +151,7 @@ def table(
         counters.add_row(f"[dim]{left}[/]", left_value)
         if right:
             counters.add_row(f"[dim]{right}[/]", right_value)
-    behind = Table(box=None, padding=(0, 2))
+    behind = Table(box=None, padding=(0, 1), pad_edge=False)
     for column in ("executor", "state", "pages used", "losses"):
         behind.add_column(column, style=None, header_style="dim")
     for executor in executors:
