@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -101,8 +100,8 @@ async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> Non
 
 def _next_steps() -> str:
     """What to type now. The command may lie in an environment that is not active."""
-    script = Path(sys.argv[0])
-    program = "paceline" if shutil.which("paceline") else os.path.relpath(script)
+    script = os.path.abspath(sys.argv[0])
+    program = "paceline" if shutil.which("paceline") else min(os.path.relpath(script), script, key=len)
     return (
         f"Next, in one terminal:  {program} serve\n"
         f"and in another one:     {program} chat\n"
