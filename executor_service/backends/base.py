@@ -10,7 +10,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +144,7 @@ class ForwardRow:
     `PendingForward.constrain`, when that row's tokens are known.
 
     Rows of different adapters and of none are in one forward, and none of them depends on the others. A slot
-    holds what `Backend.load_adapter` brought there last.
+    holds what `AdapterBackend.load_adapter` brought there last.
     """
 
     start: int  # with `slack` an upper bound
@@ -279,24 +279,6 @@ class Backend(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""
 
-    def prepare_adapter(self, weights: AdapterWeights) -> Any:
-        """An adapter's weights in memory of its own, in the form that `load_adapter` takes.
-
-        Called beside the steps, from another thread: conversions and copies to the device belong here, and it
-        touches nothing that a step reads. Only where `info.adapters` is set; the weights fit it. Raises
-        ModelError for weights that the device can't hold.
-        """
-
-    def load_adapter(self, slot: int, prepared: Any) -> None:
-        """Bring what `prepare_adapter` returned to a slot, 0 <= slot < `max_adapter_slots`.
-
-        Ordered after all earlier launches, whose rows may still use what the slot held, and before the next
-        one. It waits for nothing: another adapter may have been there, of lower or higher rank.
-        """
-
-    def unload_adapter(self, slot: int) -> None:
-        """Free what a slot holds, in the same order. No row names the slot until it is loaded again."""
-
     def forward_once(
         self, inputs: Sequence[TokenIds], want: frozenset[str], view: ForwardView = WHOLE
     ) -> list[ForwardOutput]:
@@ -321,20 +303,30 @@ class Backend(Protocol):
         """Free memory, threads and files."""
 
 
-class WithoutAdapters:
-    """Base of backends whose `info.adapters` is None, so that these are never called."""
+@runtime_checkable
+class AdapterBackend(Backend, Protocol):
+    """A backend whose `info.adapters` is set."""
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
-        raise NotImplementedError
+        """An adapter's weights in memory of its own, in the form that `load_adapter` takes.
+
+        Called beside the steps, from another thread: conversions and copies to the device belong here, and it
+        touches nothing that a step reads. The weights fit `info.adapters`. Raises ModelError for weights that
+        the device can't hold.
+        """
 
     def load_adapter(self, slot: int, prepared: Any) -> None:
-        raise NotImplementedError
+        """Bring what `prepare_adapter` returned to a slot, 0 <= slot < `max_adapter_slots`.
+
+        Ordered after all earlier launches, whose rows may still use what the slot held, and before the next
+        one. It waits for nothing: another adapter may have been there, of lower or higher rank.
+        """
 
     def unload_adapter(self, slot: int) -> None:
-        raise NotImplementedError
+        """Free what a slot holds, in the same order. No row names the slot until it is loaded again."""
 
 
-class Synchronous(WithoutAdapters, ABC):
+class Synchronous(Backend, ABC):
     """Base of backends whose `launch` returns after computing: one launch at a time.
 
     The defaults are for KV storage that is small and in host memory.

@@ -16,7 +16,7 @@ from executor_service.adapters.peft_directory import AdapterBounds, LoadStopped,
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.store import AdapterStore
 from executor_service.adapters.weights import AdapterTarget
-from executor_service.backends.base import Backend
+from executor_service.backends.base import AdapterBackend
 from executor_service.contract.limits import Limits
 from executor_service.contract.model_error import ModelError
 from executor_service.contract.plan import Reason, RequestRefused
@@ -33,7 +33,7 @@ class AdapterLoader:
     def __init__(
         self,
         root: Path,
-        backend: Backend,
+        backend: AdapterBackend,
         target: AdapterTarget,
         limits: Limits,
         worker: DeviceWorker,

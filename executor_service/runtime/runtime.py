@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 from service_kit.logs import Log
 
-from executor_service.backends.base import Backend, ModelDescription, ModelError, TokenizerBundle
+from executor_service.backends.base import (
+    AdapterBackend,
+    Backend,
+    ModelDescription,
+    ModelError,
+    TokenizerBundle,
+)
 from executor_service.backends.factory import make_backend
 from executor_service.backends.resident import resident_bytes
 from executor_service.cache.session import Leases
@@ -202,14 +208,15 @@ class Runtime:
         backend, config = self.backend, self.config
         backend.load(self._progress)
         info = backend.info
-        if config.adapter_dir is not None and info.adapters is None:
+        adapts = config.adapter_dir is not None
+        if adapts and (info.adapters is None or not isinstance(backend, AdapterBackend)):
             raise ModelError("this backend has no adapters; leave out --adapter-dir")
-        if config.adapter_dir is not None:
+        if adapts:
             backend.offer_adapters(config.adapter_slots, config.adapter_memory)
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
         self._progress("grammars", 1.0)
         grammars = grammar_compiler(tokenizer, info)
-        pages, adapts = self._pages(), config.adapter_dir is not None
+        pages = self._pages()
         limits = Limits(
             vocab_size=info.vocab_size,
             context_length=info.context_length,
@@ -244,6 +251,7 @@ class Runtime:
         vocabulary = vocabulary_fingerprint(tokenizer.tokenizer_json) if tokenizer else b""
         adapters = None
         if config.adapter_dir is not None and info.adapters is not None:
+            assert isinstance(backend, AdapterBackend)
             root, store = config.adapter_dir, engine.store.adapters
             adapters = AdapterLoader(root, backend, info.adapters, limits, self.worker, store)
         at_s = int(time.time())

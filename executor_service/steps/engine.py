@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from executor_service.adapters.registry import AdapterRegistry
 from executor_service.adapters.slots import AdapterSlots
 from executor_service.adapters.store import AdapterStore
-from executor_service.backends.base import Backend, ForwardOutput
+from executor_service.backends.base import AdapterBackend, Backend, ForwardOutput
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession, Leases
 from executor_service.contract.forward_view import WHOLE, ForwardView
@@ -38,7 +38,8 @@ class Engine:
         """`clock`: of leases. `replay_clock`: by which replays are limited; None: they are not."""
         self.limits, self._backend = limits, backend
         registry = AdapterRegistry(limits.max_adapters, limits.max_adapter_bytes)
-        adapters = AdapterStore(registry, AdapterSlots(limits.max_adapter_slots), backend)
+        device = backend if isinstance(backend, AdapterBackend) else None
+        adapters = AdapterStore(registry, AdapterSlots(limits.max_adapter_slots), device)
         self.store = SequenceStore(limits, epoch, leases, clock, adapters, replay_clock)
         self.counters = StepCounters()
         self.pipeline = Pipeline(self.store, backend, self.counters)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor_service.backends.base import Backend, RowOutput
+from executor_service.backends.base import AdapterBackend, RowOutput
 from executor_service.backends.factory import make_backend
 from executor_service.backends.torch_backend.parallel import group
 from executor_service.config import ExecutorConfig
@@ -36,8 +36,10 @@ GROUPS = [
 GREEDY = Sampling()
 
 
-def backend_of(config: ExecutorConfig) -> Backend:
-    return make_backend(config.backend_settings, config.follower_flags)
+def backend_of(config: ExecutorConfig) -> AdapterBackend:
+    backend = make_backend(config.backend_settings, config.follower_flags)
+    assert isinstance(backend, AdapterBackend)
+    return backend
 
 
 def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
@@ -46,13 +48,13 @@ def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
 
 @dataclass(frozen=True)
 class Pair:
-    one: Backend
-    two: Backend  # or more
+    one: AdapterBackend
+    two: AdapterBackend  # or more
     atol: float = 1e-4  # of numbers: a rank's sums may be rounded to other numbers of 8 bits
 
 
 @pytest.fixture(scope="module")
-def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Backend]]]:
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, AdapterBackend]]]:
     """A group for each family: all followers start at once, and wait for their rank 0."""
     groups = {}
     for name, ranks in PAIRS:
@@ -94,7 +96,7 @@ def token_of(output: RowOutput) -> int:
 
 
 def decoded(
-    backend: Backend, drivers: list[Driver], last: list[int], sampling: Sampling, steps: int
+    backend: AdapterBackend, drivers: list[Driver], last: list[int], sampling: Sampling, steps: int
 ) -> list[list[int]]:
     """Go on with all sequences together, from the tokens `last`."""
     results: list[list[int]] = []
@@ -108,7 +110,7 @@ def decoded(
     return results
 
 
-def history(backend: Backend, sampling: Sampling) -> list[list[int]]:
+def history(backend: AdapterBackend, sampling: Sampling) -> list[list[int]]:
     """Tokens of a prefill, chunks, batched decodes, after a truncation and after a fork."""
     pages = pages_from(1)
     drivers = [Driver(pages, PAGE) for _ in range(4)]
@@ -157,7 +159,7 @@ def test_pages_are_divided_and_the_fingerprint_is_that_of_one_rank(pair: Pair) -
 def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
     """Of prompts in pieces, a slice of logits at a time, beside a row that samples."""
 
-    def answers(backend: Backend) -> Sequence[RowResult]:
+    def answers(backend: AdapterBackend) -> Sequence[RowResult]:
         limits = Limits(VOCABULARY, 512, PAGE, PAGES - 1, 8, 8, 512, can_score=True, hidden_size=64)
         engine = Harness(replace(limits, max_piece_tokens=33), backend)
         texts = [tokens_of(30 + i, 9 + 17 * i) for i in range(5)]
@@ -182,7 +184,7 @@ def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
 
 
 def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:
-    def answers(backend: Backend) -> list[RowOutput]:
+    def answers(backend: AdapterBackend) -> list[RowOutput]:
         pages = pages_from(1)
         kinds: list[tuple[int, OutputMode, Sampling]] = [
             (5, OutputMode.SAMPLE, GREEDY),
@@ -265,7 +267,7 @@ def test_forward_once_gives_what_one_rank_gives(pair: Pair) -> None:
 def test_adapters_change_what_they_change_on_one_rank(pair: Pair) -> None:
     adapters = [random_adapter(pair.one, seed, rank) for seed, rank in enumerate((4, 9, 16))]
 
-    def answers(backend: Backend) -> list[np.ndarray]:
+    def answers(backend: AdapterBackend) -> list[np.ndarray]:
         target = present(backend.info.adapters)
         prepared = [backend.prepare_adapter(adapter) for adapter in adapters]
         for one, adapter in zip(prepared, adapters, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,9 +24,9 @@ class Proxy(grpc.GenericRpcHandler):
         self.address = ""
         self._scheduler = raw(scheduler)
 
+    @abstractmethod
     def altered(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the client gets of a stream."""
-        raise NotImplementedError
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method: str = handler_call_details.method

@@ -22,7 +22,6 @@ from executor_service.backends.base import (
     Progress,
     RowOutput,
     TokenizerBundle,
-    WithoutAdapters,
 )
 from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.forward_view import WHOLE, ForwardView
@@ -32,7 +31,7 @@ from tests.support.clocked_runner import HIDDEN, VOCABULARY, ClockedRunner, Wall
 _DEFAULT_PAGES = 65_536
 
 
-class ClockedBackend(WithoutAdapters):
+class ClockedBackend:
     """A `Backend` with a `ClockedRunner`; it has no tokenizer."""
 
     max_piece_tokens = 8192

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -24,7 +25,7 @@ def head(call: Call, id_: str, kind: str) -> dict[str, Any]:
     }
 
 
-class Chunks:
+class Chunks(ABC):
     """The events of a stream, as chunks. A subclass writes the choices."""
 
     def __init__(self, call: Call, id_: str, kind: str) -> None:
@@ -33,9 +34,9 @@ class Chunks:
         self._with_usage = bool(call.values.get("stream_options", {}).get("include_usage"))
         self._tail = ', "usage": null}\n\n' if self._with_usage else "}\n\n"
 
+    @abstractmethod
     async def choices(self, place: int, event: Event) -> list[str]:
         """The JSON of the choices of an event of prompt `place`, each of which is a chunk."""
-        raise NotImplementedError
 
     async def send(self, events: AsyncGenerator[tuple[int, Event], None], prompts: int) -> None:
         """Send the whole answer: (place of the prompt, event) as they come. Raises `paceline.errors`."""

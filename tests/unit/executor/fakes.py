@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import (
     ForwardOutput,
     ForwardRow,
@@ -122,6 +123,9 @@ class FakeBackend(Synchronous):
             return RowOutput(logits=logits)
         top = np.repeat(tokens[:, None], row.top_k, axis=1)
         return RowOutput(top_ids=top, top_logprobs=-top.astype(np.float32))
+
+    def prepare_adapter(self, weights: AdapterWeights) -> AdapterWeights:
+        return weights
 
     def load_adapter(self, slot: int, prepared: object) -> None:
         self.slots[slot] = prepared

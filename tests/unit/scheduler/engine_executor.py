@@ -9,7 +9,7 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
-from executor_service.backends.base import Backend
+from executor_service.backends.base import AdapterBackend, Backend
 from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.backends.reference.paged_attention import PagedAttentionBackend, PagedAttentionConfig
@@ -101,6 +101,7 @@ class EngineExecutor:
         replay_clock = None if token_s is None else lambda: token_s * self._consumed
         self.engine = Engine(backend, self._limits, EPOCH, clock=lambda: 0.0, replay_clock=replay_clock)
         if capacity.max_adapter_slots:
+            assert isinstance(backend, AdapterBackend)
             for fingerprint in ADAPTERS:
                 weights = AdapterWeights(fingerprint, 1, 1.0, ())
                 self.engine.store.adapters.add(
