@@ -1,36 +1,15 @@
-"""Compiles the CUDA kernels for several architectures without a GPU and says what came out of it.
-
-`python -m tests.triton.ahead_of_time [--all]` prints a line for each kernel, and fails where one spills
-registers or does not fit its multiprocessor, where attention, adapters and products of few rows lack matrix
-instructions, where attention loads too few tiles of keys ahead, and products of few rows too few weights, and
-where adapters read their factors in small parts. The kernels are those of the launches that the worker makes.
-For 9.0 each is also compiled for dependent launches, and must wait for the kernel before it; before that it
-may ask for weights, which products of few rows must, and for nothing else.
-"""
+"""Launches of the CUDA kernels, for shapes of models that the worker serves; compiled without a GPU."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import math
-import multiprocessing
-import re
-import sys
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from executor_service.backends.torch_backend.cuda.attention.attention import attention_launches
 from executor_service.backends.torch_backend.cuda.attention.pipelines import (
     AttentionDevice,
-    Multiprocessor,
     Pipelines,
 )
 from executor_service.backends.torch_backend.cuda.attention.rotary import rotary_launch
@@ -83,39 +62,11 @@ from executor_service.backends.torch_backend.files.architecture.activation impor
 from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.page_format import LARGEST, plain_cache
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
-from tests.triton.disorder import disorder, prefetches
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Of one program, by architecture; a multiprocessor has 1 KiB more."""
-BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
-"""Tiles of K that attention has room for, at least, in short and in long rows."""
-_FEW_BUFFERS = 3  # enough in short rows where pages are looked up ahead: their programs are smaller
-_CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
-_FP32_SPILLED = 128  # bytes of a thread
-_SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
 DEPENDENT = 90
 """The architecture with dependent launches; some shapes' kernels are compiled for them once each."""
-_MORE_REGISTERS = 4  # of a thread, in dependent launches, at most
-PROCESSORS = {80: 108, 86: 82, 89: 128, 90: 132}
-MEMORY_BYTES_PER_S = {80: 2.04e12, 86: 0.94e12, 89: 1.01e12, 90: 3.35e12}
-"""Of an A100, an RTX 3090, an RTX 4090 and an H100."""
-LATENCY_S = 1e-6
-"""From a load to its bytes while memory is busy, not less. Memory stays busy while at least this time's bytes
-are on their way (Little's law)."""
-_TYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv",
-}  # fmt: skip
-_BUFFERS = re.compile(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|i8|f8E4M3FN)")
-_WAIT = re.compile(r"ttg\.async_wait .*num = (\d+)")
-_INNER_LOOP = re.compile(r"scf\.for (?:(?!scf\.for ).)*?scf\.yield", re.DOTALL)
-# All threads have stored, one counts the program with release and acquire, and all learn the count from it.
-_ARRIVAL = re.compile(
-    r"bar\.sync(?:(?!st\.global|bar\.sync).)*atom\.global\.gpu\.acq_rel\.add(?:(?![ls][dt]\.global).)*bar\.sync",
-    re.DOTALL,
-)
-_MATRIX = re.compile(r"^\s*(?:@\S+ )?(wgmma\.mma_async|mma\.sync)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -199,22 +150,6 @@ def late_launches(
     chosen = ChosenTokens(numbers, numbers, numbers)
     launches = measure_launches(logits, chosen, measures, top)
     yield from zip(("survey, measured", "norm, measured", "rank"), launches, strict=True)
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What ptxas said of a kernel."""
-
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-    matrix_instructions: int
-    buffers: int  # tiles of K, or of weights, in shared memory; 0: no loop has a pipeline
-    ahead: int  # loads that may be on their way while a tile is multiplied
-    arrives: bool  # it counts finished programs in an order that memory keeps
-    narrow_loads: int  # of two bytes, hence not of numbers that lie side by side at an aligned address
-    disorder: str  # what is wrong with how it begins, in dependent launches; "" if nothing is
-    asked: int  # addresses of weights that a thread asks for before it waits
 
 
 def launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
@@ -375,59 +310,7 @@ def packed(*, every: bool) -> Iterator[tuple[str, Launch]]:
         yield f"{'few' if rows == 3 else rows} rows, 4 bits, gate", launch
 
 
-def _specialized(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
-    """Its kernel's signature, constants and hints, as Triton's just-in-time compiler would have them."""
-    signature, constants, hints = {}, dict(launch.constants), {}
-    for i, name in enumerate(launch.kernel.arg_names):
-        value = launch.arguments.get(name)
-        known = not launch.kernel.params[i].do_not_specialize
-        if value is None or (known and isinstance(value, int) and value == 1):
-            signature[name] = "constexpr"
-            constants.setdefault(name, 1)
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        else:
-            signature[name] = "*" + _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-            if known and (isinstance(value, torch.Tensor) or value % 16 == 0):
-                hints[(i,)] = [["tt.divisibility", 16]]
-    return signature, constants, hints
-
-
-def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> Compiled:
-    """What Triton's just-in-time compiler would make of the launch."""
-    signature, constants, hints = _specialized(launch)
-    # A kernel's parameters are those of its arguments that are no constants.
-    parameters = [name for name in launch.kernel.arg_names if signature[name] != "constexpr"]
-    weights = [parameters.index(name) for name in ("weight",) if name in parameters]
-    log = io.StringIO()
-    with contextlib.redirect_stdout(log), tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = cache  # a cached kernel has no log
-        triton.knobs.nvidia.dump_ptxas_log = True
-        made = triton.compile(
-            ASTSource(launch.kernel, signature, constants, hints),
-            target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": dependent},
-        )
-    [registers], [(stores, loads)] = (
-        re.findall(pattern, log.getvalue())
-        for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-    )
-    loops = [loop for loop in _INNER_LOOP.findall(made.asm["ttgir"]) if "dot " in loop]  # over tiles of keys
-    return Compiled(
-        int(registers),
-        int(stores) + int(loads),
-        made.metadata.shared,
-        len(_MATRIX.findall(made.asm["ptx"])),
-        buffers=min(map(int, _BUFFERS.findall(made.asm["ttgir"])), default=0),
-        ahead=min((int(wait) for loop in loops for wait in _WAIT.findall(loop)), default=0),
-        arrives=_ARRIVAL.search(made.asm["ptx"]) is not None,
-        narrow_loads=made.asm["ptx"].count("ld.global.b16"),
-        disorder=disorder(made.asm["ptx"], dependent=dependent, weights=weights),
-        asked=prefetches(made.asm["ptx"]),
-    )
-
-
-def _launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
+def compiled_launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     """Those of a shape that are compiled."""
     if shape.pages is not None:
         return over_pages(shape, architecture)
@@ -437,151 +320,3 @@ def _launches(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     if shape.experts:
         return whatever_the_heads(shape) if every else products(shape)
     return (launches if every else basics)(shape, architecture)
-
-
-def _jobs(shapes: list[Shape]) -> Iterator[tuple[Shape, int, set[str]]]:
-    """Shapes, architectures, and the names of the kernels that no shape before has in the same way."""
-    for architecture in SHARED_BYTES:
-        seen = set()
-        for shape in shapes:
-            names = set()
-            for name, launch in _launches(shape, architecture) if architecture in shape.architectures else ():
-                key = str((launch.kernel.fn, *_specialized(launch), launch.warps, launch.stages))
-                if key not in seen:
-                    names.add(name)
-                    seen.add(key)
-            if names:
-                yield shape, architecture, names
-
-
-def lines(shape: Shape, architecture: int, names: set[str]) -> list[str]:
-    """The lines of a shape in the table; those of kernels that are not as they should be begin with BAD."""
-    found = []
-    dependent: set[object] = set()  # kernels that were compiled for dependent launches
-    for name, launch in _launches(shape, architecture):
-        if name not in names:
-            continue
-        made = compiled(launch, architecture)
-        fault = _fault(name, shape, architecture, launch, made)
-        found.append(f"{_mark(fault)} {_line(name, shape, architecture, launch, made)} {fault}")
-        if architecture == DEPENDENT and shape in DEPENDENT_SHAPES and launch.kernel not in dependent:
-            dependent.add(launch.kernel)
-            made, plain = compiled(launch, architecture, dependent=True), made
-            fault = _fault(name, shape, architecture, launch, made)
-            if not fault and "asked" in launch.constants and not made.asked:
-                fault = "it does not ask for weights before it waits"
-            if not fault and made.registers > plain.registers + _MORE_REGISTERS:
-                fault = f"it takes {plain.registers} registers where it is launched plainly"
-            line = _line(f"{name}, dependent", shape, architecture, launch, made)
-            found.append(f"{_mark(fault)} {line} {fault}")
-    return found
-
-
-def _mark(fault: str) -> str:
-    return "BAD" if fault else "   "
-
-
-def _line(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
-    """What is printed of a kernel."""
-    line = (
-        f"{architecture}  {_TYPES[shape.dtype]:5}  {_TYPES[shape.pages or shape.dtype]:7}"
-        f"  {shape.heads:2}/{shape.kv_heads:<2}  {shape.head_dim:8}  {shape.window:6}  {name:27}"
-        f"  {made.registers:9}  {made.spilled_bytes:7}  {made.shared_bytes:8}"
-        f"  {made.matrix_instructions:13}  {_programs(architecture, launch, made):8}"
-    )
-    if made.buffers:
-        line += f"  {made.buffers:7}  {made.ahead:5}"
-    if name.startswith("few rows"):
-        line += f"  {_bytes_ahead(architecture, launch, made) >> 10:8}"
-    return line
-
-
-def main(shapes: list[Shape]) -> int:
-    """Print the table; the number of kernels that are not as they should be. Two processes compile."""
-    print(
-        "    sm  dtype  pages    heads  head_dim  window  kernel                       registers  spilled"
-        "  shared B  matrix instr.  programs  buffers  ahead  KB ahead"
-    )
-    bad = 0
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
-        for found in processes.map(lines, *zip(*_jobs(shapes), strict=True)):
-            print("\n".join(found), flush=True)
-            bad += sum(line.startswith("BAD") for line in found)
-    return bad
-
-
-def _programs(architecture: int, launch: Launch, made: Compiled) -> int:
-    """How many programs of this kernel a multiprocessor runs at once."""
-    threads = 1536 if architecture in (86, 89) else 2048
-    processor = Multiprocessor(SHARED_BYTES[architecture] + 1024, threads)
-    return processor.programs(made.registers, made.shared_bytes, launch.warps)
-
-
-def _blocks(launch: Launch) -> int:
-    """How many programs it has in all."""
-    return math.prod(launch.grid)
-
-
-def _bytes_ahead(architecture: int, launch: Launch, made: Compiled) -> int:
-    """Of weights: how many a multiprocessor may have on their way in a product of few rows.
-
-    `ahead` counts tiles of weights and of rows; of 4 bits also those of scales and minima, apart for each
-    span. There are no more programs than outputs ask for.
-    """
-    weight, constants = launch.arguments["weight"], launch.constants
-    assert isinstance(weight, torch.Tensor)
-    tile, ahead = constants["outputs"] * constants["inputs"] * weight.element_size(), made.ahead // 2
-    if "span" in constants:
-        tile, ahead = tile // 2, made.buffers - 1 if made.ahead else 0
-    programs = min(_programs(architecture, launch, made), -(-_blocks(launch) // PROCESSORS[architecture]))
-    return programs * ahead * tile
-
-
-def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Compiled) -> str:
-    """What is wrong with a kernel; "" if nothing is."""
-    # fp32 is there for comparisons: prompts of wide heads may keep a little in memory.
-    if made.spilled_bytes > (_FP32_SPILLED if shape.dtype == torch.float32 and name.endswith("long") else 0):
-        return "it spills registers"
-    if made.disorder:
-        return made.disorder
-    if made.shared_bytes > SHARED_BYTES[architecture]:
-        return "it does not fit into shared memory"
-    parts = "arrivals" in launch.arguments and launch.constants.get("splits", 1) > 1
-    if (name.startswith("attention") or parts) and not made.arrives:
-        return "it may merge results that are not stored yet"
-    if "rows, 4 bits" in name and not made.matrix_instructions:
-        return "it has no matrix instructions"
-    if name.startswith("few rows"):
-        needed = MEMORY_BYTES_PER_S[architecture] / PROCESSORS[architecture] * LATENCY_S
-        few = (
-            _bytes_ahead(architecture, launch, made) < needed and _blocks(launch) >= PROCESSORS[architecture]
-        )
-        return "" if made.matrix_instructions and not few else "it loads too few weights ahead"
-    # fp32, for tests, has no matrix instruction of its precision.
-    if (
-        name not in ("attention, short", "attention, long", "shrink", "expand")
-        or shape.dtype == torch.float32
-    ):
-        return ""
-    if not made.matrix_instructions:
-        return "it has no matrix instructions"
-    if not name.startswith("attention"):
-        return "it reads factors two bytes at a time" if made.narrow_loads else ""
-    is_long = name == "attention, long"
-    buffers = BUFFERS[architecture][is_long]
-    if launch.constants["ahead"]:
-        buffers = min(buffers, _FEW_BUFFERS)
-    if shape.pages is not None:
-        buffers = min(buffers, _CONVERTED_BUFFERS)
-    if made.buffers < buffers or not made.ahead:
-        return "it loads too few tiles of keys ahead"
-    if _programs(architecture, launch, made) < (1 if is_long else _SHORT_PROGRAMS):
-        return "too few programs run at once"
-    return ""
-
-
-if __name__ == "__main__":
-    chosen = SHAPES + MIXTURES + ATTENTION_SHAPES + PAGE_SHAPES
-    if "--all" in sys.argv[1:]:
-        chosen += MORE_SHAPES + MORE_MIXTURES + MORE_PAGE_SHAPES
-    sys.exit(main(chosen) > 0)

@@ -37,7 +37,7 @@ def test_the_kernels_compute_the_right_thing_in_the_interpreter() -> None:
 def test_the_kernels_compile_without_spills_to_matrix_instructions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = _run("tests.triton.ahead_of_time")
+    table = _run("tests.triton.kernel_report")
     with capsys.disabled():
         print(f"\n{table}", end="")
 
@@ -69,6 +69,6 @@ def test_whoever_wants_more_than_a_token_costs_a_step_a_number_of_launches_that_
 
 @pytest.mark.slow
 def test_the_kernels_of_every_served_model_compile_so(capsys: pytest.CaptureFixture[str]) -> None:
-    table = _run("tests.triton.ahead_of_time", "--all")
+    table = _run("tests.triton.kernel_report", "--all")
     with capsys.disabled():
         print(f"\n{table}", end="")

@@ -18,7 +18,8 @@ from executor_service.backends.torch_backend.cuda.run.device_runner import Devic
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.gpu.shapes import spec_of
-from tests.triton.ahead_of_time import DEPENDENT, compiled
+from tests.triton.ahead_of_time import DEPENDENT
+from tests.triton.compiled import compiled
 from tests.triton.dry import mutants
 from tests.triton.dry.fake_device import Weights
 
