@@ -35,8 +35,8 @@ from paceline import aio, errors
 from paceline.types import FinishReason
 from tokenizers import Tokenizer
 
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_gguf
-from executor_service.backends.torch_backend.files.weights import GgufCheckpoint
 from executor_service.contract.grammar import GrammarStuck
 from executor_service.grammar.engine import GrammarEngine
 from executor_service.grammar.source import GrammarSource

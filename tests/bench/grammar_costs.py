@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_gguf
-from executor_service.backends.torch_backend.files.weights import GgufCheckpoint
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.automaton import Automaton
 from executor_service.grammar.engine import GrammarEngine

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.stored_names import EMBEDDING
-from executor_service.backends.torch_backend.files.weights import expected_shapes
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 
 ITEM_BYTES = 2  # bf16
 

@@ -10,7 +10,8 @@ import torch
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
-from executor_service.backends.torch_backend.files.weights import Part, expected_shapes, fingerprint
+from executor_service.backends.torch_backend.files.tensor_shapes import Part, expected_shapes
+from executor_service.backends.torch_backend.files.weights import fingerprint
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.files.json_file import read_json
 

@@ -18,7 +18,8 @@ from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.factory import _torch_config, torch_backend
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, plain
-from executor_service.backends.torch_backend.files.weights import expected_shapes, open_checkpoint
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
 from executor_service.backends.torch_backend.settings import TorchSettings
 from tests.model.architectures import config_of

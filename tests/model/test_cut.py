@@ -10,7 +10,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
-from executor_service.backends.torch_backend.files.weights import expected_shapes
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.parallel.cut import Cut
 from tests.model.tiny import CONFIGS, MORE_CONFIGS
 

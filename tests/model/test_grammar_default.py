@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.tokenizer_files import tokenizer_from_gguf
-from executor_service.backends.torch_backend.files.weights import GgufCheckpoint
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.automaton import Automaton
 from executor_service.grammar.engine import GrammarEngine

@@ -16,16 +16,13 @@ from safetensors.torch import save_file
 
 from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from executor_service.backends.torch_backend.files.weights import (
-    Checkpoint,
-    GgufCheckpoint,
-    expected_shapes,
-    open_checkpoint,
-)
+from executor_service.backends.torch_backend.files.weights import Checkpoint, open_checkpoint
 from tests.model.default_model import default_model
 
 _LAYER = "model.layers."

@@ -32,19 +32,15 @@ from executor_service.backends.torch_backend.files.embedding_files import (
     embedding_from_gguf,
 )
 from executor_service.backends.torch_backend.files.finite import FiniteCheckpoint
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.loading_thread import Beside
 from executor_service.backends.torch_backend.files.partly_dequantized import KeptWeights
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.tokenizer_files import (
     tokenizer_from_directory,
     tokenizer_from_gguf,
 )
-from executor_service.backends.torch_backend.files.weights import (
-    Checkpoint,
-    GgufCheckpoint,
-    expected_shapes,
-    fingerprint,
-    open_checkpoint,
-)
+from executor_service.backends.torch_backend.files.weights import Checkpoint, fingerprint, open_checkpoint
 from executor_service.backends.torch_backend.kernel_choice import (
     check_dependent_launch,
     check_spec,

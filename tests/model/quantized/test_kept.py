@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from executor_service.backends.base import Backend
 from executor_service.backends.factory import make_backend
 from executor_service.backends.torch_backend.files.scaled_numbers import plain
-from executor_service.backends.torch_backend.files.weights import expected_shapes, open_checkpoint
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from executor_service.backends.torch_backend.parallel.cut import Cut, CutCheckpoint
 from executor_service.config import ExecutorConfig
 from tests.model.driver import Driver, logits_of, pages_from

@@ -28,7 +28,7 @@ from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
-from executor_service.backends.torch_backend.files.weights import Part, expected_shapes
+from executor_service.backends.torch_backend.files.tensor_shapes import Part, expected_shapes
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.shard import Shard, Whole
 from executor_service.backends.torch_backend.ops.quantized import Format

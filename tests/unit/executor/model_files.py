@@ -18,7 +18,7 @@ from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
 from executor_service.backends.torch_backend.files.stored_names import place_in_gguf
-from executor_service.backends.torch_backend.files.weights import expected_shapes
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

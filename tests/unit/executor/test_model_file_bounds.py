@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executor_service.backends.base import ModelError
-from executor_service.backends.torch_backend.files import safetensors_dir, weights
+from executor_service.backends.torch_backend.files import gguf_checkpoint, safetensors_dir
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.gguf_file import GgufFile
 from executor_service.backends.torch_backend.files.safetensors_dir import SafetensorsDirectory
@@ -133,7 +133,7 @@ def test_experts_that_a_gguf_does_not_have_are_not_enumerated(
         assert asked < 100
         return place_in_gguf(spec, name)
 
-    monkeypatch.setattr(weights, "place_in_gguf", counted)
+    monkeypatch.setattr(gguf_checkpoint, "place_in_gguf", counted)
     with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_norm\.weight' is missing"):
         open_checkpoint(tmp_path / "x.gguf")
 

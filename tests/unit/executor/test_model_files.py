@@ -15,7 +15,8 @@ import pytest
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.files.weights import expected_shapes, open_checkpoint
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
+from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, rewrite_header, write_config, write_gguf, write_model
 
 

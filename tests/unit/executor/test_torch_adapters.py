@@ -13,7 +13,8 @@ from executor_service.adapters.weights import PARENTS, AdapterWeights, LowRankCh
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.files.weights import Checkpoint, expected_shapes, open_checkpoint
+from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
+from executor_service.backends.torch_backend.files.weights import Checkpoint, open_checkpoint
 from tests.model.random_adapters import random_adapter
 from tests.unit.executor.model_files import write_config, write_gguf, write_model
 from tests.unit.executor.rows import last_logits, make_row

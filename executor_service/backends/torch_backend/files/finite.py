@@ -8,7 +8,8 @@ import torch
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
-from executor_service.backends.torch_backend.files.weights import Checkpoint, Part
+from executor_service.backends.torch_backend.files.tensor_shapes import Part
+from executor_service.backends.torch_backend.files.weights import Checkpoint
 
 
 class FiniteCheckpoint:

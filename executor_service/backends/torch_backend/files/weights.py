@@ -11,13 +11,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from service_kit.logs import Log
 from service_kit.model_name import model_name
 
@@ -29,38 +27,32 @@ from executor_service.backends.torch_backend.files.architecture.config_wrappers 
     text_names,
 )
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
-from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
-from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.checkpoints.formats import TensorDirectory, open_directory
-from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
-from executor_service.backends.torch_backend.files.gguf_file import MAGIC, GgufFile
+from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
+from executor_service.backends.torch_backend.files.gguf_file import MAGIC
 from executor_service.backends.torch_backend.files.packed_experts import PackedExperts
-from executor_service.backends.torch_backend.files.rope_pairs import halves_first, order_of_halves
-from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
+from executor_service.backends.torch_backend.files.rope_pairs import halves_first
+from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
-    SINKS,
     Place,
     is_rotated,
     place_in_directory,
-    place_in_gguf,
+)
+from executor_service.backends.torch_backend.files.tensor_shapes import (
+    Part,
+    Shapes,
+    check_shape,
+    check_shapes,
+    expected_shapes,
+    unused,
 )
 from executor_service.files.json_file import read_json
 
-Shapes = dict[str, tuple[int, ...]]
-
-Part = tuple[slice, ...]
-"""A part of a tensor: a slice of each of its first dimensions, step 1."""
-
-_HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
 _STACK, _STACK_PARTS = "model.", ("embed_tokens.", "layers.", "norm.")  # all but the output layer
-_CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
-_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
-_MAX_FACTORS = 4096  # of rotary frequencies
 _COMPARED_ROWS = 4096  # of two matrices, read at once
 
 log = Log(__name__)
@@ -102,41 +94,6 @@ def open_checkpoint(path: Path, *, blocks: bool = False) -> Checkpoint:
     except OSError as error:
         raise ModelError(f"{path.name}: {error.strerror}") from None
     raise ModelError(f"{path}: no such file or directory")
-
-
-def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a model of this spec."""
-    hidden = spec.hidden_size
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    yield EMBEDDING, (spec.vocab_size, hidden)
-    yield FINAL_NORM, (hidden,)
-    if not spec.tied_embeddings:
-        yield HEAD, (spec.vocab_size, hidden)
-    for i in range(spec.layers):
-        layer = f"model.layers.{i}."
-        yield from ((f"{layer}{norm}.weight", (hidden,)) for norm in spec.norms if norm)
-        for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-            yield f"{layer}self_attn.{part}.weight", (rows, hidden)
-            if spec.qkv_bias:
-                yield f"{layer}self_attn.{part}.bias", (rows,)
-        yield layer + "self_attn.o_proj.weight", (hidden, q)
-        if spec.output_bias:
-            yield layer + "self_attn.o_proj.bias", (hidden,)
-        if spec.sinks:
-            yield layer + SINKS, (spec.heads,)
-        if spec.qk_norm is not QkNorm.NONE:
-            together = spec.qk_norm is QkNorm.ALL
-            yield layer + "self_attn.q_norm.weight", (q if together else spec.head_dim,)
-            yield layer + "self_attn.k_norm.weight", (kv if together else spec.head_dim,)
-        if spec.moe and i in spec.moe.sparse_layers:
-            yield layer + "mlp.gate.weight", (spec.moe.experts, hidden)
-            for j in range(spec.moe.experts):
-                expert = f"{layer}mlp.experts.{j}."
-                yield from _mlp_shapes(expert, hidden, spec.moe.intermediate_size, bias=spec.moe.clamped)
-            if spec.moe.clamped:
-                yield layer + "mlp.gate.bias", (spec.moe.experts,)
-        else:
-            yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size, bias=spec.mlp_bias)
 
 
 def fingerprint(checkpoint: Checkpoint, dtypes: Sequence[str], progress: Progress) -> bytes:
@@ -196,11 +153,11 @@ class DirectoryCheckpoint:
             place = place_in_directory(self.spec, name)
             if place.name != name:
                 if place.name not in found:
-                    _check_shape(place.name, (), found, self.name)
+                    check_shape(place.name, (), found, self.name)
                 shape = found[place.name]
                 if place.rows is not None:
                     expected = place.all_rows, *shape[1:]
-                    _check_shape(place.name, expected, found, self.name)
+                    check_shape(place.name, expected, found, self.name)
                     shape = place.rows.stop - place.rows.start, *shape[1:]
                 parts[name], self._places[name] = shape, place
         for place in self._places.values():
@@ -218,7 +175,7 @@ class DirectoryCheckpoint:
         elif self.spec.tied_embeddings and HEAD in found:
             found[EMBEDDING] = found[HEAD]
         check_shapes(self.spec, found, self.name)
-        for name in _unused(self.spec, found, self.name):
+        for name in unused(self.spec, found, self.name):
             # GPTQ-for-LLaMa and its successors write biases for linear layers that have none.
             if not (name.endswith(".bias") and not self.read(name).any()):
                 raise ModelError(
@@ -259,86 +216,6 @@ class DirectoryCheckpoint:
         self._store.close()
 
 
-class GgufCheckpoint:
-    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
-
-    def __init__(self, path: Path, *, blocks: bool = False) -> None:
-        """`blocks`: `read_weight` returns numbers, scales and minima of the formats in `gguf_blocks`."""
-        self.file, self._blocks = GgufFile(path), blocks
-        self.quantization = "GGUF" if blocks else None
-        try:
-            factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
-            self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
-            self.name = model_name(path)
-            self._check(path.name)
-        except ModelError:
-            self.close()
-            raise
-
-    def _check(self, where: str) -> None:
-        used = set(FACTOR_TENSORS)
-        for name, shape in expected_shapes(self.spec):
-            place = place_in_gguf(self.spec, name)
-            tensor = self.file.tensors.get(place.name)
-            found = {}
-            if tensor is not None and (place.expert is None or place.expert < tensor.shape[0]):
-                found[name] = tensor.shape if place.expert is None else tensor.shape[1:]
-            if place.rows is not None:
-                shape = place.all_rows, *shape[1:]
-            _check_shape(name, shape, found, where)
-            used.add(place.name)
-        for stored in self.file.tensors:
-            if stored not in used:
-                raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
-
-    def _factors(self, name: str) -> tuple[float, ...]:
-        """Divisors of the rotary frequencies, of a tensor that has one for each. Raises ModelError."""
-        shape = self.file.tensors[name].shape
-        if len(shape) != 1 or shape[0] > _MAX_FACTORS:
-            raise self.file.fault(f"tensor {name!r} has the shape {shape}, expected up to ({_MAX_FACTORS},)")
-        factors = self.file.read(name).copy()  # nothing of the file's mapping outlives it
-        if not (np.isfinite(factors) & (factors > 0)).all():
-            raise self.file.fault(f"tensor {name!r}: the rotary factors are not all finite and positive")
-        return tuple(factors.tolist())
-
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
-        place = place_in_gguf(self.spec, name)
-        whole = self.file.read(place.name, place.expert)
-        tensor = torch.from_numpy(self._rows(name, place, whole).copy())
-        return tensor if part is None else tensor[part].clone()
-
-    def read_weight(self, name: str, part: Part | None = None) -> Weight:
-        """As `read`; with `blocks`, the formats of `gguf_blocks` are not dequantized."""
-        place = place_in_gguf(self.spec, name)
-        kind = self.file.tensors[place.name].kind
-        if not self._blocks or kind not in FORMATS:
-            return self.read(name, part)
-        rows, columns = (*(part or ()), slice(None), slice(None))[:2]
-        stored = self._rows(name, place, self.file.stored(place.name, place.expert))[rows]
-        numbers, scales, minima = unpack(kind, stored)
-        weight = ScaledNumbers(
-            torch.from_numpy(numbers),
-            torch.from_numpy(scales),
-            torch.arange(numbers.shape[1]) // (numbers.shape[1] // scales.shape[1]),
-            None if minima is None else torch.from_numpy(minima),
-        )
-        return weight if columns == slice(None) else weight.part(slice(None), columns)
-
-    def _rows(self, name: str, place: Place, stored: NDArray[Any]) -> NDArray[Any]:
-        """The rows of one of the model's tensors, in its order, of what is stored at its place."""
-        rows = stored if place.rows is None else stored[place.rows]
-        if FAMILIES[self.spec.architecture].gguf_pairs and is_rotated(name):
-            rows = rows[order_of_halves(len(rows), self.spec.head_dim, self.spec.rotary_dim)]
-        return rows
-
-    def files(self) -> list[Path]:
-        return [self.file.path]
-
-    def close(self) -> None:
-        self.file.close()
-
-
 def _within(rows: slice | None, part: Part | None) -> Part | None:
     """A part of some rows of a tensor, as a part of the tensor."""
     if rows is None:
@@ -358,40 +235,3 @@ def _model_names(config: Mapping[str, Any], stored: Collection[str], where: str)
     if EMBEDDING.removeprefix(_STACK) not in stored or EMBEDDING in stored:
         return {name: name for name in stored}
     return {_STACK + name if name.startswith(_STACK_PARTS) else name: name for name in stored}
-
-
-def _mlp_shapes(prefix: str, hidden: int, inner: int, *, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-        yield f"{prefix}{part}_proj.weight", (rows, columns)
-        if bias:
-            yield f"{prefix}{part}_proj.bias", (rows,)
-
-
-def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
-    """Raises ModelError for the first tensor of the spec that is missing or has another shape."""
-    for name, shape in expected_shapes(spec):
-        _check_shape(name, shape, found, where)
-
-
-def _check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) -> None:
-    if name not in found:
-        raise ModelError(f"{where}: the tensor {name!r} is missing{by_fields(name)}")
-    if found[name] != shape:
-        raise ModelError(
-            f"{where}: tensor {name!r} has the shape {found[name]}, expected {shape}{by_fields(name)}"
-        )
-
-
-def _unused(spec: ModelSpec, found: Shapes, where: str) -> Iterator[str]:
-    """The tensors of the head or a layer that the spec does not have.
-
-    Layers beyond the spec's and the buffers of old files are left out. Raises ModelError for a classifier.
-    """
-    used = {name for name, _ in expected_shapes(spec)} | {HEAD}
-    if _CLASSIFIER in found:
-        raise ModelError(f"{where}: tensor {_CLASSIFIER!r} is a classification head, which is not supported")
-    for name in found:
-        layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
-        inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
-        if (inside or name == _HEAD_BIAS) and name not in used:
-            yield name

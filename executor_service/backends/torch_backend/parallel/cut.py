@@ -16,7 +16,8 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight
 from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD, SINKS
-from executor_service.backends.torch_backend.files.weights import Checkpoint, Part
+from executor_service.backends.torch_backend.files.tensor_shapes import Part
+from executor_service.backends.torch_backend.files.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
