@@ -10,8 +10,7 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.evaluation import EvaluationInput
 from scheduler_service.core.events import CompletionUsage, EndReason
 from scheduler_service.core.open_drafts import OpenDrafts
-from scheduler_service.core.request import Request, SamplingSettings
-from scheduler_service.core.seeds import index_seed
+from scheduler_service.core.request import Request, SamplingSettings, index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
 from scheduler_service.core.step import RowMode

@@ -8,8 +8,8 @@ from paceline import errors
 from paceline.aio.executor import ExecutorClient
 from service_kit.logs import Log
 
-from scheduler_service.link.codec.adapters import decode_adapter
 from scheduler_service.link.codec.foreign import brief
+from scheduler_service.link.codec.handshake import decode_adapter
 from scheduler_service.link.handshake import RefusedExecutorError
 from scheduler_service.link.required_adapters import WantedAdapters
 from scheduler_service.model import ServedAdapter

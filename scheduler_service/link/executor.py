@@ -34,8 +34,8 @@ from service_kit.logs import Log
 from scheduler_service.core.request import OutputGrammar
 from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.codec.foreign import brief
-from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.codec.handshake import decode_heartbeat
+from scheduler_service.link.codec.steps import encode_grammar
 from scheduler_service.link.exchange import ExecutorLostError, StepExchange
 from scheduler_service.link.facts import ExecutorFacts, ExecutorPhase, Heartbeat
 from scheduler_service.link.handshake import (

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import grpc.aio
 
 from scheduler_service.core.wait_report import SLOW_S, Phase, WaitReport
 from scheduler_service.core.waiting.reasons import WaitReason, WaitSums
@@ -102,3 +105,12 @@ class ArrivingCalls:
 def _report(entry: tuple[ArrivingCall, str, str, Mapping[str, str]], now: float) -> WaitReport:
     call, request_id, identity, labels = entry
     return call.report(request_id, identity, labels, now)
+
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+def deadline_of(context: _Context) -> float | None:
+    """The call's deadline on the clock of time.monotonic; None without one."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

@@ -18,14 +18,13 @@ from scheduler_service.core.evaluation import Evaluation
 from scheduler_service.errors import ServiceError, invalid
 from scheduler_service.link.pool import Served
 from scheduler_service.model import ServedModel
-from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls
+from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls, deadline_of
 from scheduler_service.rpc.codec.adapters import AdapterNames, check_still_served
 from scheduler_service.rpc.codec.checks import check_size
 from scheduler_service.rpc.codec.evaluation import EvaluationTask
 from scheduler_service.rpc.codec.requests import check_priority
 from scheduler_service.rpc.codec.waits import wait_times
-from scheduler_service.rpc.deadlines import deadline_of
-from scheduler_service.rpc.text_errors import text_errors
+from scheduler_service.rpc.statuses import text_errors
 from scheduler_service.service import SchedulerService
 from scheduler_service.streams.evaluation import EvaluatedInput, EvaluationStream
 

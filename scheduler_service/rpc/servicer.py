@@ -22,7 +22,7 @@ from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsuppo
 from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
 from scheduler_service.rpc.arrivals import ArrivalQueue, RefusalPace
-from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls, call_came
+from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls, call_came, deadline_of
 from scheduler_service.rpc.codec.adapters import check_still_served, find_adapter
 from scheduler_service.rpc.codec.checks import check_range, check_size
 from scheduler_service.rpc.codec.embed import EmbedTask
@@ -46,12 +46,11 @@ from scheduler_service.rpc.codec.responses import (
 )
 from scheduler_service.rpc.codec.score import ScoreTask
 from scheduler_service.rpc.codec.tools import grammar_of_calls, required_format
-from scheduler_service.rpc.deadlines import deadline_of
 from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.directory_calls import DirectoryCalls
 from scheduler_service.rpc.evaluations import Evaluations
+from scheduler_service.rpc.statuses import text_errors
 from scheduler_service.rpc.step_calls import StepCalls
-from scheduler_service.rpc.text_errors import text_errors
 from scheduler_service.rpc.waiting_calls import WaitingCalls
 from scheduler_service.service import SchedulerService
 from scheduler_service.streams.request import ChatPrompt, CheckedRequest, Prompt, TextPrompt, TokenPrompt

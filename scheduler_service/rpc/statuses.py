@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import grpc
 from service_kit.status import rich_status
 
-from scheduler_service.errors import ErrorReason, ServiceError
+from scheduler_service.errors import RETRY_AFTER_S, ErrorReason, ServiceError, invalid, unsupported
+from scheduler_service.text.errors import BusyError, ChatTemplateUnusable, PromptError, StuckError
 
 CODES: Mapping[ErrorReason, grpc.StatusCode] = {
     ErrorReason.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,3 +53,18 @@ def status_of(error: ServiceError) -> grpc.Status:
         field=error.field,
         retry_after_s=error.retry_after_s,
     )
+
+
+@contextmanager
+def text_errors(field: str) -> Iterator[None]:
+    """Errors of the tokenizer processes as ServiceError. `field`: what is at fault if they don't say."""
+    try:
+        yield
+    except PromptError as error:
+        raise invalid(error.field or field, str(error)) from error
+    except ChatTemplateUnusable as error:
+        raise unsupported(error.field or field, str(error)) from error
+    except BusyError as error:
+        raise ServiceError(ErrorReason.QUEUE_FULL, str(error), retry_after_s=RETRY_AFTER_S) from error
+    except StuckError as error:
+        raise ServiceError(ErrorReason.INTERNAL, str(error)) from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler_service.chat.events import CallPiece
-from scheduler_service.core.packed import packed_ids
+from scheduler_service.core.evaluation import packed_ids
 from scheduler_service.core.request import Continued
 from scheduler_service.errors import mismatch
 from scheduler_service.text.plain_output import PlainOutput

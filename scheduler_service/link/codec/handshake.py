@@ -11,6 +11,7 @@ from scheduler_service.model import (
     EmbeddingDefaults,
     Fingerprints,
     ModelCard,
+    ServedAdapter,
     TextPooling,
     TokenizerSource,
     TokenSpace,
@@ -148,3 +149,13 @@ def decode_heartbeat(status: pb.GetStatusResponse) -> Heartbeat:
         total_pages=cache.total_pages,
         available_pages=min(cache.free_pages + cache.cached_pages, cache.total_pages),
     )
+
+
+MAX_FINGERPRINT_BYTES = 64
+
+
+def decode_adapter(message: pb.Adapter, name: str, path: str) -> ServedAdapter:
+    """The adapter that was loaded under this name. Raises ValueError if its fingerprint can't be one."""
+    if not 1 <= len(message.fingerprint) <= MAX_FINGERPRINT_BYTES:
+        raise ValueError(f"an adapter's fingerprint has {len(message.fingerprint)} bytes")
+    return ServedAdapter(name, path, message.fingerprint, message.rank, message.bytes)

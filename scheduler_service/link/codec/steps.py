@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
-from scheduler_service.core.evaluation import HiddenPooling
-from scheduler_service.core.packed import packed_ids
-from scheduler_service.core.request import SamplingSettings
+from scheduler_service.core.evaluation import HiddenPooling, packed_ids
+from scheduler_service.core.request import OutputGrammar, SamplingSettings
 from scheduler_service.core.step import (
     CacheOpening,
     CacheRow,
@@ -30,7 +29,6 @@ from scheduler_service.core.step import (
     TopLogprobs,
 )
 from scheduler_service.link.codec.foreign import brief
-from scheduler_service.link.codec.grammar import encode_grammar
 from scheduler_service.link.facts import Bounds
 
 _DEFAULT = SamplingSettings()
@@ -279,3 +277,13 @@ def _code(number: int) -> Code:
         return Code(number)
     except ValueError:  # not one of the contract's: nothing we know a cure for
         return Code.INTERNAL
+
+
+def encode_grammar(grammar: OutputGrammar) -> pb.Grammar:
+    """The message of a grammar."""
+    message = pb.Grammar(begins_after=grammar.begins_after)
+    if grammar.kind == "choices":
+        message.choices.choices.extend(grammar.choices)
+        return message
+    setattr(message, grammar.kind, grammar.text)
+    return message

@@ -8,8 +8,7 @@ import pytest
 
 from executor_service.contract import noise
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.request import Continued
-from scheduler_service.core.seeds import index_seed
+from scheduler_service.core.request import Continued, index_seed
 from scheduler_service.core.step import Code
 from tests.unit.scheduler.engine_executor import EngineExecutor
 from tests.unit.scheduler.fake_executor import FakeExecutor, next_token

@@ -29,8 +29,7 @@ import pytest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import AdmissionError
 from scheduler_service.core.events import CompletionEnded, Event, Failed, Tokens
-from scheduler_service.core.request import DraftingWish, DraftSource
-from scheduler_service.core.seeds import index_seed
+from scheduler_service.core.request import DraftingWish, DraftSource, index_seed
 from scheduler_service.core.step import CacheFork, CacheOpening, CacheRow, Capacity, PlannedStep, StepAnswer
 from tests.unit.scheduler.fake_executor import FakeExecutor, Text, agreeing, next_token, repeating
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, parts

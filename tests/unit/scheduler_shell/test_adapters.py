@@ -25,7 +25,7 @@ from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import Capacity
 from scheduler_service.errors import ErrorReason
-from scheduler_service.link.codec.adapters import decode_adapter
+from scheduler_service.link.codec.handshake import decode_adapter
 from scheduler_service.link.executor import ExecutorLink
 from scheduler_service.link.pool import ExecutorPool
 from scheduler_service.link.required_adapters import WantedAdapters
