@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.identity import Identity
@@ -22,7 +24,7 @@ def step_log(part: StepPart, lost: int, caller: Identity, since_1970_s: float) -
         first_step=part.first_step,
         lost_steps=lost,
         started_at_us=round(1e6 * (part.started_at + since_1970_s)),
-        event_kinds=part.events.kinds,
+        event_kinds=cast("Sequence[pb.StepEventKind.ValueType]", part.events.kinds),
         event_requests=part.events.requests,
         event_indexes=part.events.indexes,
         event_values=part.events.values,

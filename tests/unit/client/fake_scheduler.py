@@ -165,7 +165,9 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         )
         return pb.WhyWaitingResponse(requests=[one] if request.slow or request.request_id == "known" else [])
 
-    async def WatchSteps(self, request: pb.WatchStepsRequest, context: Any) -> None:
+    async def WatchSteps(
+        self, request: pb.WatchStepsRequest, context: Any
+    ) -> AsyncIterator[pb.WatchStepsResponse]:
         """Two steps: request 1 is queued, admitted and ends, request 2 is queued. Then the stream ends."""
         ones = [1, 1]
         kinds = [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_QUEUED]
@@ -186,14 +188,14 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             running=ones,
             waiting=ones,
             event_counts=[2, 2],
-            reasons=[pb.WAIT_REASON_PAGES, 0],
+            reasons=[pb.WAIT_REASON_PAGES, pb.WAIT_REASON_UNSPECIFIED],
             event_kinds=[*kinds, pb.STEP_EVENT_KIND_ENDED],
             event_requests=[1, 1, 2, 1],
             event_indexes=[0, 0, 0, 0],
             event_values=[3, 0, 3, 4],
             names=[pb.RequestName(number=1, request_id="mine")],
         )
-        await context.write(pb.WatchStepsResponse(log=log))
+        yield pb.WatchStepsResponse(log=log)
 
 
 class FakeAdmin(FakeAdapters, admin_pb2_grpc.AdminServiceServicer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from google.protobuf.proto import serialize_length_prefixed
@@ -56,7 +57,7 @@ def steps(
         else:
             with output.open("wb") as file:
                 for log in found:
-                    serialize_length_prefixed(log, file)
+                    serialize_length_prefixed(log, cast(BytesIO, file))  # any file will do
     count = sum(len(log.tokens) for log in found)
     lost = sum(log.lost_steps for log in found)
     console.print(f"{count} steps, {lost} lost: {output}", markup=False, soft_wrap=True)
@@ -64,7 +65,7 @@ def steps(
 
 def _watch(security: Security, address: str, seconds: float, last: float) -> Iterator[pb.StepLog]:
     """The steps from `last` seconds ago on, until `seconds` from now. Raises `paceline.errors`."""
-    endpoint = endpoint_at(address, security)
+    endpoint = endpoint_at(address, security, security.credentials())
     try:
         call = endpoint.scheduler.WatchSteps(
             pb.WatchStepsRequest(last_us=max(1, round(1e6 * last))),
