@@ -60,7 +60,8 @@ async def _run(given: Settings) -> None:
     if not local and given.tls_cert is None and not given.insecure:
         raise NotSafe(f"--host: {given.host} is not loopback: give --tls-cert and --tls-key, or --insecure")
     security = Security(given.scheduler_ca, given.scheduler_cert, given.scheduler_key)
-    async with Client(given.schedulers, security=security) as client:
+    # Only given schedulers are asked whether they refuse strangers: beyond loopback no others are used.
+    async with Client(given.schedulers, security=security, directory="safe" if local else "off") as client:
         app = Gateway(
             client, given.bounds, model_name=given.model_name, origins=given.cors_origin, local=local
         )
