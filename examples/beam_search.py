@@ -23,7 +23,7 @@ class Beam:
     """A continuation. Its last token is not in its cache yet."""
 
     cache_id: int
-    tokens: tuple[int, ...]  # behind the prompt
+    tokens: tuple[int, ...]  # after the prompt
     logprob: float  # of all of them together
 
 

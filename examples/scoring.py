@@ -1,4 +1,4 @@
-"""Scores in place of answers: which of some texts is the likeliest behind a prompt?
+"""Scores in place of answers: which of some texts is the likeliest after a prompt?
 
     paceline serve &
     python examples/scoring.py 127.0.0.1:50051

@@ -3,7 +3,7 @@
     paceline serve ~/models/Qwen3-8B &
     python examples/tool_loop.py 127.0.0.1:50051 "Which is larger, 17 * 23 or 19 * 21?"
 
-Functions with type hints are tools; pydantic derives the schema of their arguments. The model is told what
+Functions with type hints are tools; pydantic derives the schema of their arguments. The model is shown what
 was wrong with a call, and may try again. One that max_tokens cut off ends the conversation: InvalidOutput.
 """
 

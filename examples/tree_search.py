@@ -48,7 +48,7 @@ class TreeSearch:
         for token, added in choices:
             total = logprob + added
             if total <= self.logprob:
-                return  # nor can the less likely ones behind it
+                return  # nor can the less likely ones after it
             if len(tokens) + 1 == self._depth:
                 self.best, self.logprob = [*tokens, token], total
             else:

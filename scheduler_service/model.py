@@ -137,7 +137,7 @@ class ServedModel:
     limits: RequestAllowance
     max_draft_tokens: int  # largest fixed number of drafts; 0: the executor verifies no drafts
     max_grammar_bytes: int = 0  # 0: the executor has no grammars
-    grammars_begin: bool = False  # the executor has grammars that begin behind a token
+    grammars_begin: bool = False  # the executor has grammars that begin after a token
     has_adapters: bool = False  # requests may name adapters, once some are loaded
     can_score: bool = False  # the executor scores the tokens of prompts
     embedding_size: int = 0  # values of a prompt's vector; 0: the executor has none
@@ -158,7 +158,7 @@ class ServedModel:
 
     @property
     def reasons(self) -> bool:
-        """Whether the reasoning of its answers is told from them."""
+        """Whether the reasoning is split from its answers."""
         return self.reasoning is not None or self.whole_format is not None
 
     @property

@@ -37,7 +37,7 @@ class PathPattern:
             raise ValueError(f"the pattern {text[:80]!r}: {error}") from None
 
     def ends(self, path: str) -> bool:
-        """Whether a path ends so, from its beginning or behind a dot: as PEFT reads keys of its patterns."""
+        """Whether a path ends so, from its beginning or after a dot: as PEFT reads keys of its patterns."""
         return self._end.match(path) is not None
 
     def is_all_of(self, path: str) -> bool:

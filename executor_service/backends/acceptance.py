@@ -13,7 +13,7 @@ from executor_service.backends.base import ForwardRow, RowOutput
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import TokenIds
 
-_NO_TOKEN = 0  # input of a row behind one that is not finite
+_NO_TOKEN = 0  # input of a row after one that is not finite
 
 
 def accepted_drafts(drafts: TokenIds, sampled: TokenIds) -> int:

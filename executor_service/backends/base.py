@@ -134,7 +134,7 @@ class ForwardRow:
     longest prefix of them that equals the tokens sampled in their places.
 
     With `follows` >= 0 the host does not know the row's first input token yet: it is the last one that row
-    `follows` of the previous launch emits, the token behind the drafts that it accepts. Where that row has
+    `follows` of the previous launch emits, the token after the drafts that it accepts. Where that row has
     drafts, `start` is not known either, but as if all were accepted: it is up to `slack` tokens lower. So are
     then all positions of the row, whose KV lies where these say. Of `history` all that the previous launch
     feeds or samples is a placeholder; penalties count what is there all the same.
@@ -250,7 +250,7 @@ class Backend(Protocol):
         """The tokenizer's files. Raises ModelError when the model has none."""
 
     def offer_adapters(self, slots: int, max_bytes: int) -> None:
-        """Prepare for adapters in so many slots, which take up to so many bytes of memory in all.
+        """Prepare for adapters in `slots` slots, which take up to `max_bytes` bytes of memory in all.
 
         Called after `load` and before `default_pages`, where adapters may be loaded.
         """

@@ -141,7 +141,7 @@ def drawn_by(outputs: Sequence[RowOutput], decodes: int) -> tuple[list[int], dic
 
 
 def other_outputs(outputs: Sequence[RowOutput], decodes: int) -> Sequence[RowOutput]:
-    """The outputs behind the first `decodes`."""
+    """The outputs after the first `decodes`."""
     return outputs.others if isinstance(outputs, ForwardOutputs) else outputs[decodes:]
 
 

@@ -79,7 +79,7 @@ class CachedSequence:
 
     @property
     def output(self) -> TokenIds:
-        """The known tokens behind the prompt; a view."""
+        """The known tokens after the prompt; a view."""
         return self.ids[self.prompt_length : self.known]
 
     def make_room(self, tokens: int) -> None:

@@ -40,7 +40,7 @@ class ForwardView:
         return seen
 
     def blind(self, tokens: int, window: int = 0) -> int:
-        """The first of so many tokens that sees none, itself included; -1: each sees one."""
+        """The first of `tokens` tokens that sees none, itself included; -1: each sees one."""
         for begin in range(0, tokens if self.mask is not None else 0, BLOCK):
             sees = self.seen(begin, min(begin + BLOCK, tokens), window).any(axis=1)
             if not sees.all():

@@ -19,7 +19,7 @@ def mask_bytes(vocab_size: int) -> int:
 
 
 def read_masks(packed: bytes, positions: int, vocab_size: int) -> Masks:
-    """A copy of so many packed masks, without the bits beyond the vocabulary."""
+    """A copy of `positions` packed masks, without the bits beyond the vocabulary."""
     masks = np.frombuffer(packed, np.uint8).reshape(positions, mask_bytes(vocab_size)).copy()
     whole, rest = divmod(vocab_size, 8)
     if rest:

@@ -286,8 +286,8 @@ class RowResult:
     top_logprobs: NDArray[np.float32] | None = None  # [outputs, k]
     logits: NDArray[np.float32] | None = None  # [outputs, vocabulary]
     refusal: Refusal | None = None
-    forced: list[int] = field(default_factory=list)  # by the grammar, behind the last token
-    scores: TokenScores | None = None  # of the opening's tokens behind those that this row computed
+    forced: list[int] = field(default_factory=list)  # by the grammar, after the last token
+    scores: TokenScores | None = None  # of the opening's tokens after those that this row computed
     hidden: NDArray[np.float32] | None = None  # [hidden], with OutputMode.HIDDEN
 
 

@@ -88,8 +88,8 @@ class GrammarEngine:
             escapes = self.escapes if source.kind == "json_schema" else None
             warnings: list[str] = []
             text = self._text(source, warnings)
-            told = tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS]
-            compiled = CompiledGrammar(self, text, escapes, rules_of(source), told)
+            kept = tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS]
+            compiled = CompiledGrammar(self, text, escapes, rules_of(source), kept)
             probe = compiled.matcher()
             probe.consume(np.flatnonzero(np.unpackbits(probe.mask(), bitorder="little"))[:1].astype(np.int32))
             probe.forced()  # here a grammar is found out that forces a text without end

@@ -119,7 +119,7 @@ class Replays:
         automaton, attempt = min(open_, key=lambda each: each[1].replayed_s)
         assert automaton.unfinished is not None
         self.budget.renew(2 * _IDLE_S)
-        with suppress(GrammarStuck, ReplayUnfinished):  # the next attempt is told
+        with suppress(GrammarStuck, ReplayUnfinished):  # the next attempt raises it
             automaton.follow(automaton.unfinished)
         spent_s = 2 * _IDLE_S - self.budget.left_s
         attempt.replayed_s += max(spent_s, _IDLE_S)  # also where it saves up for its last piece

@@ -63,7 +63,7 @@ class AcceptedRow:
 
     @property
     def open_drafts(self) -> int:
-        """Drafts of a row in flight, by which the KV length behind it may be lower than `end`."""
+        """Drafts of a row in flight, by which the KV length after it may be lower than `end`."""
         return len(self.drafts) if self.output is _SAMPLE else 0  # else all are kept
 
     @property
@@ -84,7 +84,7 @@ class AcceptedRow:
         self.fed, self.end, self.outputs = self.fed - dropped, self.end - dropped, self.outputs - dropped
 
     def finite_length(self, length: int) -> int:
-        """Of the KV length `length` behind this row, how much is finite if what the row returns is.
+        """Of the KV length `length` after this row, how much is finite if what the row returns is.
 
         Output positions, and positions whose logits give a score, have attended to all before them.
         """

@@ -33,8 +33,8 @@ class StepCommit:
         self._prefill_rows = self._decode_rows = 0
         self.undone: list[tuple[AcceptedRow, Refusal]] = []
         self.constrained: list[CachedSequence] = []  # that have a grammar and sampled
-        # Undoing a row also frees the pages that the step behind reserved for the same sequence, and so does
-        # rejecting its drafts. This counts those; it is negative where an op of the step behind had released
+        # Undoing a row also frees the pages that the next step reserved for the same sequence, and so does
+        # rejecting its drafts. This counts those; it is negative where an op of the next step had released
         # the row's own pages before, or where that step keeps some of them.
         self.freed_behind = 0
 
@@ -80,7 +80,7 @@ class StepCommit:
             end = start + 1
             sequence.ids[end] = token
             sequence.length, sequence.known = end, end + 1
-            # A table without pages was released by an op of the step behind.
+            # A table without pages was released by an op of the next step.
             if end % page_size == 0 and sequence.table.count:
                 self._pages.publish(sequence.table, sequence.ids, end)
             results.kv_lengths[index], results.tokens[index] = end, (token,)
@@ -138,7 +138,7 @@ class StepCommit:
         finite = length if row.outputs else row.finite_length(length)
         # Pages are published only after an output that is finite, since it attended to all of them. The pages
         # of a chunk without outputs are published with the first row that has some. A table without pages was
-        # released by an op of the step behind.
+        # released by an op of the next step.
         if finite // pages.page_size > len(table.hashes) and table.count:
             pages.publish(table, sequence.ids, finite)
         if length < row.end:
@@ -156,7 +156,7 @@ class StepCommit:
     def _give_back(self, row: AcceptedRow, length: int) -> None:
         """Release the pages reserved for drafts that were rejected, or for steps that were not taken.
 
-        A row in flight behind it, which was reserved as if all drafts were accepted, starts at `length`.
+        A row in flight after it, which was reserved as if all drafts were accepted, starts at `length`.
         """
         pages, table = self._pages, row.sequence.table
         follower = None if self._behind is None else self._behind.row_of(row.sequence)

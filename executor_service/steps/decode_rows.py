@@ -36,7 +36,7 @@ class DecodeRows:
     def extend(
         self, first_index: int, sequences: Sequence[CachedSequence], starts: list[int], follows: list[int]
     ) -> None:
-        """Add rows at the end, whose indices are `first_index` and those behind it."""
+        """Add rows at the end, whose indices are `first_index` and those after it."""
         self.indices.extend(range(first_index, first_index + len(sequences)))
         self.sequences.extend(sequences)
         self.starts.extend(starts)

@@ -26,9 +26,9 @@ class Constrained(NamedTuple):
 def constrain_row(
     index: int, row: Row, sequence: CachedSequence, end: int, *, samples: bool
 ) -> Constrained | Refusal:
-    """The constraints of a row behind which `end` tokens are known, and its refusal if it can't meet them.
+    """The constraints of a row after which `end` tokens are known, and its refusal if it can't meet them.
 
-    Drafts end before one that is not allowed, or behind which nothing is: it would not be accepted.
+    Drafts end before one that is not allowed, or after which nothing is: it would not be accepted.
     """
     automaton, drafts, masks = sequence.automaton, row.drafts, row.masks
     samples = samples and row.output is OutputMode.SAMPLE
@@ -73,7 +73,7 @@ def constrain_opening(
 
 
 def prepare_mask(sequence: CachedSequence) -> None:
-    """Compute the mask behind a sequence's known tokens, for its next row."""
+    """Compute the mask after a sequence's known tokens, for its next row."""
     if sequence.automaton is not None and sequence.table.count:
         masks_behind(sequence, sequence.known)
 
@@ -81,7 +81,7 @@ def prepare_mask(sequence: CachedSequence) -> None:
 def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -> None:
     """Bring the masks of a step in flight, now that the rows are committed that its rows follow.
 
-    A row behind which its grammar allows nothing is refused, and drafts that it does not allow are dropped,
+    A row after which its grammar allows nothing is refused, and drafts that it does not allow are dropped,
     as they would have been at its reservation.
     """
     if not rows.masked_later:
@@ -108,7 +108,7 @@ def bring_masks(rows: StepRows, forward: PendingForward, store: SequenceStore) -
 
 
 def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:
-    """The mask [1, bytes] behind `end` tokens of a sequence with a grammar.
+    """The mask [1, bytes] after `end` tokens of a sequence with a grammar.
 
     None: nothing is allowed, or finding out takes a replay that is unfinished.
     """
@@ -121,7 +121,7 @@ def masks_behind(sequence: CachedSequence, end: int) -> Masks | None:
 
 
 def forced_behind(sequence: CachedSequence, max_tokens: int) -> list[int]:
-    """The tokens, `max_tokens` at most, that a sequence's grammar forces behind its known ones."""
+    """The tokens, `max_tokens` at most, that a sequence's grammar forces after its known ones."""
     assert sequence.automaton is not None
     try:
         sequence.automaton.follow(sequence.ids[sequence.prompt_length : sequence.known])
@@ -136,7 +136,7 @@ def _refusal(field: str, error: GrammarStuck | ReplayUnfinished) -> Refusal:
 
 
 def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:
-    """The output of a sequence once a row is fed behind which `end` tokens are known, drafts excluded."""
+    """The output of a sequence once a row is fed after which `end` tokens are known, drafts excluded."""
     known = sequence.ids[:end]
     if given := len(row.tokens):
         known = np.concatenate([known[: end - given], row.tokens])
@@ -144,7 +144,7 @@ def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:
 
 
 def _masks_along(automaton: Automaton, drafts: TokenIds) -> Masks:
-    """The mask here and behind each draft, as far as these are allowed and something is behind them.
+    """The mask here and after each draft, as far as these are allowed and something is after them.
 
     Raises GrammarStuck if nothing is allowed here, and ReplayUnfinished.
     """

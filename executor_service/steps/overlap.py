@@ -1,6 +1,6 @@
 """Whether a step can be begun while the one before it is in flight.
 
-Its rows then start from tokens that only the device knows yet. Behind a verification they start at lengths
+Its rows then start from tokens that only the device knows yet. After a verification they start at lengths
 that only the device knows: such a row gives an upper bound of its length, is reserved up to there, and gives
 back what is too much when the verification is committed. Where a grammar says what may follow a token, its
 masks are brought later (`masking.bring_masks`). The answers must be those of one step after another: wherever
@@ -77,7 +77,7 @@ def _some_row_waits(rows: PlannedRows, session: ClientSession, ahead: StepRows) 
 def _row_waits(row: Row, former: AcceptedRow) -> bool:
     """A row can continue one in flight, `former`, that samples, or that feeds a part of a prompt.
 
-    Behind drafts only their answer tells whether a length is right, and not whether it is within a bound.
+    After drafts only their answer tells whether a length is right, and not whether it is within a bound.
     """
     if len(row.tokens) or row.steps > 1:
         return True

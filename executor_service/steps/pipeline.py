@@ -5,7 +5,7 @@
     take_finished  the answers
 
 Two steps can be in flight on a backend that computes while the host goes on: one computes, the other is
-queued behind it. A step is begun behind another only where the outcome of that one cannot change it
+queued after it. A step is begun while another is in flight only where that one's outcome cannot change it
 (`overlap.py`), so that the results are those of one step after another. On any other backend a step is
 finished as soon as it is begun.
 
@@ -168,7 +168,7 @@ class Pipeline:
             self._renew_leases_of(step)
 
     def _make_room(self, plan: StepPlan, session: ClientSession, *, alone: bool) -> None:
-        """Finish steps in flight until this one can be begun behind the rest of them, or alone."""
+        """Finish steps in flight until this one can be begun beside the rest of them, or alone."""
         while self.is_full:
             self.finish_oldest()
         if self._in_flight and (
@@ -225,7 +225,7 @@ class Pipeline:
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
     def _commit(self, step: StepInFlight, outputs: Sequence[RowOutput]) -> StepCommit:
-        """Commit a step's rows. Rows behind them get their masks, or are refused where mispredicted."""
+        """Commit a step's rows. Rows after them get their masks, or are refused where mispredicted."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached
         next_rows = self._in_flight[0].rows if self._in_flight else None

@@ -35,7 +35,7 @@ _ALTERNATIVE_BYTES = 9  # an id of up to 5 bytes, and its logprob
 class RowReservation:
     """Reserves the rows of one step, all or nothing for each row; used once.
 
-    `ahead` are the rows of the newest step in flight. A row behind one of them starts at the KV length that
+    `ahead` are the rows of the newest step in flight. A row after one of them starts at the KV length that
     this one leaves if all its drafts are accepted; what is reserved for it is enough if they are not
     (`overlap.py` says which rows can be reserved so).
 
@@ -226,7 +226,7 @@ class RowReservation:
             )
         if end - start > self._budget:
             return self._over_budget(f"rows.limits[{index}]", end - start)
-        # Behind a row in flight that samples, all tokens of the opening are computed.
+        # After a row in flight that samples, all tokens of the opening are computed.
         if (
             row.output is _HIDDEN
             and sequence.pooling is _MEAN

@@ -26,7 +26,7 @@ class StepRows:
 
     session: ClientSession
     plan: StepPlan
-    accepted: list[AcceptedRow]  # in the order of their launch, behind `decodes`: rows, then openings
+    accepted: list[AcceptedRow]  # in the order of their launch, after `decodes`: rows, then openings
     results: RowResults
     decodes: DecodeRows = field(default_factory=DecodeRows)  # rows that only decode
     tokens: int = 0  # upper bound of the tokens to compute

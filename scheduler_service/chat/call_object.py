@@ -45,7 +45,7 @@ class CallObject:
         return self._scanner is not None and self._scanner.in_string
 
     def push(self, text: str) -> tuple[list[Event], str]:
-        """Take more of the object; returns events, and the text behind it if it is done or has failed.
+        """Take more of the object; returns events, and the text after it if it is done or has failed.
 
         If it has failed, that text begins with what is in no event.
         """

@@ -55,11 +55,11 @@ class ToolFormat:
     rules: Callable[[Sequence[OfferedTool]], LarkRules]
     """The grammar's rules of a call of one of these tools. Raises ToolGrammarError."""
     answer: Callable[[Sequence[OfferedTool], int], str] | None = None
-    """A Lark grammar of text and at most so many calls of these tools (0: any number), if there is one."""
+    """A Lark grammar of text and up to a number of calls of these tools (0: any number), if there is one."""
     markers: Mapping[int, str] = field(default_factory=dict)
     """Token ids that are the format's markers, with their texts."""
     around: tuple[str, str] = ("", "")
-    """Text before the first call and behind the last one."""
+    """Text before the first call and after the last one."""
     between: str | None = None
     """Text between two calls; None: the model's template knows one call at a time."""
     continued: Callable[[Container[str]], CallParser] | None = None

@@ -41,7 +41,7 @@ class _Place(enum.Enum):
     REASONING = 1
     TEXT = 2  # of the answer, or of what can't be read otherwise
     CALL = 3
-    BETWEEN = 4  # behind a message
+    BETWEEN = 4  # after a message
 
 
 _CHANNELS: dict[str | None, _Place] = {
@@ -145,7 +145,7 @@ class HarmonyParser(MarkedTextParser):
             yield from self._give_up()
 
     def _argument(self, text: str) -> Iterator[Event]:
-        """Take more of a call, which begins with its arguments' brace; before it and behind them is space."""
+        """Take more of a call, which begins with its arguments' brace; before it and after them is space."""
         if self._scanner is None:
             bare = text.lstrip(WHITE_SPACE)
             self._held += text[: len(text) - len(bare)]
@@ -165,13 +165,13 @@ class HarmonyParser(MarkedTextParser):
             yield from self._give_up()
 
     def _end_message(self) -> Iterator[Event]:
-        """A call that has not begun is text; white space behind arguments is left out."""
+        """A call that has not begun is text; white space after arguments is left out."""
         if self._place is _Place.CALL and self._scanner is None:
             yield from self._give_up()
         self._held = ""
 
     def _give_up(self, rest: str = "") -> Iterator[Event]:
-        """What was held is text, and `rest` behind it."""
+        """What was held is text, and `rest` after it."""
         self._place, self._is_new = _Place.TEXT, True
         yield from self._say(self._raw_header() + rest)
 

@@ -11,7 +11,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(JsonCallParser):
-    """Any number of calls, with text before, between and behind them."""
+    """Any number of calls, with text before, between and after them."""
 
     BEHIND_OBJECT = "inside"
     OPEN = frozenset({"opened"})

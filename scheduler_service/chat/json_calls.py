@@ -22,13 +22,13 @@ class JsonCallParser(MarkedTextParser):
     START = "text"
     """The place where the text begins."""
     BEHIND_OBJECT = "text"
-    """The place behind an object that is a call."""
+    """The place after an object that is a call."""
     OPEN = frozenset[str]()
     """Places where an object is a call."""
     BEHIND_CALL = frozenset[str]()
-    """Places behind a call, where white space belongs to it."""
+    """Places after a call, where white space belongs to it."""
     SEPARATORS: ClassVar[Mapping[tuple[str, str], str]] = {}
-    """The place behind a place and a character that may follow there without being an object."""
+    """The place after a place and a character that may follow there without being an object."""
 
     def __init__(self, names: Container[str], markers: Sequence[str], *, by_id: bool) -> None:
         """`names` of the tools that may be called. `by_id`: markers come by `marker`, not in the text."""
@@ -75,7 +75,7 @@ class JsonCallParser(MarkedTextParser):
             text = bare
 
     def _in_object(self, text: str) -> Generator[Event, None, str]:
-        """Take more of an object; returns the text behind it."""
+        """Take more of an object; returns the text after it."""
         events, rest = self._object.push(text)
         for event in events:
             if isinstance(event, CallBegins):
@@ -88,7 +88,7 @@ class JsonCallParser(MarkedTextParser):
         return rest
 
     def _give_up(self, rest: str) -> Iterator[Event]:
-        """What was held is text, and `rest` behind it."""
+        """What was held is text, and `rest` after it."""
         text, self._held, self._place = self._held + rest, "", "text"
         if text:
             yield text

@@ -12,7 +12,7 @@ TAG = "<|python_tag|>"
 
 
 class LlamaJsonParser(JsonCallParser):
-    """Calls where the answer begins, or behind a tag."""
+    """Calls where the answer begins, or after a tag."""
 
     START = "open"
     BEHIND_OBJECT = "behind"

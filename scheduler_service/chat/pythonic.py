@@ -45,7 +45,7 @@ class PythonicParser:
             if events is not None:
                 self._held.clear()
                 yield from events
-            if events is None or self._place == "key":  # an argument's event does not say the comma behind it
+            if events is None or self._place == "key":  # an argument's event does not say the comma after it
                 self._held.append(c)
 
     def marker(self, marker: str) -> Iterator[Event]:
@@ -105,7 +105,7 @@ class PythonicParser:
         return events
 
     def _in_value(self, c: str) -> list[Event] | None:
-        """Take a character of a value, or behind it; returns and raises as `_outside`."""
+        """Take a character of a value, or after it; returns and raises as `_outside`."""
         if self._quote:
             if self._escaped or c == "\\":
                 self._escaped = not self._escaped

@@ -59,7 +59,7 @@ def takes_reasoning(template: str) -> bool:
 def code_of(template: str) -> list[str]:
     """The expressions and statements of a chat template, with their braces.
 
-    What opens none behind the last end is cut off first: the search would go to the end for each of them.
+    What opens none after the last end is cut off first: the search would go to the end for each of them.
     """
     end = max(template.rfind("}}"), template.rfind("%}")) + 2
     return re.findall(r"{[{%].*?[%}]}", template[:end], re.DOTALL)

@@ -1,8 +1,8 @@
 """The executor's slots for adapters: which are used, and which queued sequences wait for one.
 
 The adapter of a sequence with a cache has a slot. A sequence of another adapter than those waits while all
-slots are used, and sequences behind it may start before it. So that it does not wait forever, each adapter in
-a slot may start only MAX_OVERTAKINGS sequences that were behind a waiting one. Then it starts none until its
+slots are used, and sequences after it may start before it. So that it does not wait forever, each adapter in
+a slot may start only MAX_OVERTAKINGS sequences queued after a waiting one. Then it starts none until its
 slot was free, if a waiting adapter needs that slot. Sequences without an adapter take no slot.
 """
 

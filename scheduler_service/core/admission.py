@@ -42,7 +42,7 @@ with half the rows."""
 TRIAL_INTERVAL = 10.0
 """Between two trials of an identity whose lengths are known, in times until the deadline."""
 TRIAL_PLACES = 16
-"""At most one in so many running sequences is a trial, and at least one trial is allowed."""
+"""At most one of this number of running sequences is a trial, and at least one trial is allowed."""
 SURPLUS_TOKENS = 64
 """Prompt tokens that identities above their share may start in one step, beside others."""
 SAMPLE = 64
@@ -136,7 +136,7 @@ class Admission:
     # -- arrival --------------------------------------------------------------------------------
 
     def check_room(self, identity: str, weight: float, prompt_tokens: int) -> None:
-        """Raise NoRoom or QuotaUsed if there is no room for a request with so many prompt tokens."""
+        """Raise NoRoom or QuotaUsed if there is no room for a request with `prompt_tokens`."""
         config, account = self._config, self._queued.get(identity)
         requests, tokens = (account.queued_requests, account.queued_tokens) if account else (0, 0)
         share, most, most_tokens = 1.0, config.max_queued_requests, config.max_queued_tokens
@@ -170,7 +170,7 @@ class Admission:
         limits: JointLimits,
         now: float,
     ) -> bool:
-        """Raise TooLate if such a request can't meet its deadline, as far as can be told.
+        """Raise TooLate if such a request can't meet its deadline, as far as is known.
 
         True if it is to be a trial: it would be refused otherwise.
         """
@@ -194,7 +194,7 @@ class Admission:
         raise TooLate(message, _retry(wait_s), identity, "deadline")
 
     def _may_try(self, identity: str, left_s: float, now: float) -> bool:
-        """Whether the identity may have a trial that is due in so many seconds."""
+        """Whether the identity may have a trial that is due in `left_s` seconds."""
         if self.trials >= max(1, len(self._pool.running) // TRIAL_PLACES):
             return False
         account = self._pool.queue.account(identity)

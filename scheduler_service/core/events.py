@@ -28,7 +28,7 @@ class Failure(enum.Enum):
     POISON = "poison"  # three executors were lost while they computed it
     NOT_FINITE = "not_finite"  # its logits were NaN or infinite
     REFUSED = "refused"  # the executor refused its row, and would again
-    GRAMMAR = "grammar"  # its grammar allows no token behind its output, or not the output to be continued
+    GRAMMAR = "grammar"  # its grammar allows no token after its output, or not the output to be continued
 
 
 @dataclass(frozen=True, slots=True)

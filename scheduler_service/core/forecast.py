@@ -22,7 +22,7 @@ ALL_LENGTHS = 128
 """Completions, of all identities, from which lengths are estimated."""
 _SMOOTHING = 0.1  # weight of the newest step in a moving average
 _STARTS = 64  # that the measured interval between them rests on
-_CROWD = 10  # one in so many running requests may miss its deadline for the others' sake
+_CROWD = 10  # one of this number of running requests may miss its deadline for the others' sake
 _LOST = 0.5  # a running request that would need less than this of the present pace is not waited for
 
 
@@ -46,7 +46,7 @@ class Forecast:
     # -- what was seen ---------------------------------------------------------------------------
 
     def stepped(self, seconds: float, rows: int) -> None:
-        """A step of so many rows took so long."""
+        """A step of `rows` rows took `seconds`."""
         weight = _SMOOTHING if self.step_rows else 1.0
         self.step_s += weight * (seconds - self.step_s)
         self.step_rows += weight * (rows - self.step_rows)
@@ -64,7 +64,7 @@ class Forecast:
         self._tokens_per_row += _SMOOTHING * (emitted / rows - self._tokens_per_row)
 
     def started(self, now: float, waiting: int) -> None:
-        """A request was started; so many are still queued."""
+        """A request was started; `waiting` are still queued."""
         if self._started_at is None:
             self._took_over = False  # it took a free place
         elif now > self._started_at:
@@ -95,7 +95,7 @@ class Forecast:
     # -- what is to be expected ------------------------------------------------------------------
 
     def pace_s(self, rows: int) -> float:
-        """Seconds per output token of a sequence among so many; 0 while nothing is known."""
+        """Seconds per output token of one of `rows` sequences; 0 while nothing is known."""
         if not self._rows:  # no request had a deadline or drafts yet
             return self.step_s
         here = self._model.seconds(self._work(1.0))

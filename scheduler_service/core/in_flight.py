@@ -94,7 +94,7 @@ class StepsInFlight:
         return step
 
     def _set_aside_again(self, step: SentStep, result: StepAnswer, page_size: int) -> None:
-        """Set pages aside anew for rows behind a verification that rejected drafts.
+        """Set pages aside anew for rows after a verification that rejected drafts.
 
         They start at a lower length than was assumed, so the page that they begin may be another one.
         """

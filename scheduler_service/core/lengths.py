@@ -30,7 +30,7 @@ class Lengths:
         return len(self._sorted) >= MIN_COMPLETIONS
 
     def observe(self, tokens: int) -> None:
-        """Add a completion that ended with so many output tokens."""
+        """Add a completion that ended with `tokens` output tokens."""
         if len(self._recent) == self._size:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(tokens)

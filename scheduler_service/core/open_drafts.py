@@ -26,7 +26,7 @@ class OpenDrafts:
         self._rows = [(before - 1, drafts) for before, drafts in self._rows]
 
     def expected(self, tokens: Sequence[int], rows: int) -> int:
-        """How many of the sequence's next tokens so many unanswered rows add, if the next ones are these.
+        """How many of the sequence's next tokens `rows` unanswered rows add, if the next ones are these.
 
         tokens: at least `rows` + `count`.
         """

@@ -204,7 +204,7 @@ class StepBuilder:
             self.reserve += limits.pages(len(sequence.tokens)) - limits.pages(sequence.kv)
 
     def _feed_behind_drafts(self, sequence: LiveSequence, pages: int) -> int:
-        """Schedule a decode behind unanswered drafts, if there is a page for it; returns the pages it takes.
+        """Schedule a decode after unanswered drafts, if there is a page for it; returns the pages it takes.
 
         Without one it waits: the answer may show that it needs none.
         """
@@ -376,7 +376,7 @@ class StepBuilder:
         """Schedule an opening with all known tokens, and reserve pages for them and the next token.
 
         One token is computed where the sequence's grammar may still have to read its output: the opening is
-        likely to be refused, and takes nothing from those behind it meanwhile.
+        likely to be refused, and takes nothing from those after it meanwhile.
         """
         schedule, evaluation = self.schedule, sequence.live.request.evaluation
         need = self._limits.pages(sequence.end_kv or len(sequence.tokens) + 1)

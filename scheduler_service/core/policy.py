@@ -57,7 +57,7 @@ class JointLimits:
         return self.short_in_flight if 0 < step_s < SHORT_STEP_S else self.in_flight
 
     def pages(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
 
@@ -66,7 +66,7 @@ def victims(
 ) -> Iterator[LiveSequence]:
     """The sequences to preempt for `shortage` pages, from the end of `running`, which is in order of turns.
 
-    needy: the first sequence that lacks pages. Only those behind it are preempted; those before it make
+    needy: the first sequence that lacks pages. Only those after it are preempted; those before it make
     progress, and it can wait for them. The pages that a preemption frees are an estimate, since they may be
     shared: it only decides how many sequences are preempted at once.
     """

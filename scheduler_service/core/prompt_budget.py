@@ -91,7 +91,7 @@ class PromptBudget:
         return within if self._makes_progress else max(within, min(tokens, self._worth(sequence, kv)))
 
     def spend(self, sequence: LiveSequence, kv: int, tokens: int) -> None:
-        """Count what so many tokens of a prompt bring back, and what it takes beside feeding them."""
+        """Count what `tokens` of a prompt bring back, and what it takes beside feeding them."""
         schedule = self._schedule
         schedule.bytes_left -= self._output_bytes(sequence, tokens)
         if sequence.score_bytes and (scored := tokens - _unscored(sequence, kv)) > 0:
@@ -119,7 +119,7 @@ class PromptBudget:
         return tokens if self._output_bytes(sequence, tokens) <= left else 0
 
     def _output_bytes(self, sequence: LiveSequence, tokens: int) -> int:
-        """Maximum size of what the executor answers of a prompt, if so many tokens of it are fed."""
+        """Maximum size of what the executor answers of a prompt, if `tokens` of it are fed."""
         vector = self._limits.vector_bytes if sequence.mode is RowMode.HIDDEN else 0
         return vector + tokens * sequence.score_bytes
 

@@ -12,7 +12,7 @@ _key = attrgetter("key")
 
 
 class SequenceQueue:
-    """A sorted list: adding and removing take a binary search and a move of the items behind."""
+    """A sorted list: adding and removing take a binary search and a move of the items after it."""
 
     __slots__ = ("_items",)
 

@@ -108,7 +108,7 @@ class Registry:
     def take_over(self, live: LiveRequest, now: float) -> list[Event]:
         """End the completions of a new request that were complete elsewhere.
 
-        Returns an event for each that was not told as finished there.
+        Returns an event for each that was not reported as finished there.
         """
         events: list[Event] = []
         for one in live.request.continued:

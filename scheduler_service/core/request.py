@@ -21,7 +21,7 @@ class OutputGrammar:
     kind: str  # json_schema, regex, choices, lark or structural_tag
     text: str = ""
     choices: tuple[str, ...] = ()
-    begins_after: int | None = None  # a token id: the grammar of the output behind the first such token
+    begins_after: int | None = None  # a token id: the grammar of the output after the first such token
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Request:
     identity: str = ""  # of the caller: the unit of fairness and of the queue's bounds
     weight: float = 1.0  # of that identity: it gets service in proportion to it
     continued: tuple[Continued, ...] = ()  # at most one for each index
-    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
+    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with this many alternatives
     evaluation: Evaluation | None = None
     phases: Phases = ()
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # the client's, for WaitReport
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def expected_tokens(self) -> int | None:
-        """For predictions: at most so many output tokens, at least 1; None: what fits."""
+        """For predictions: the most output tokens, at least 1; None: what fits."""
         return self.max_tokens if self.evaluation is None else 1
 
 

@@ -111,7 +111,7 @@ class StepScheduler:
         return count_reasons(self._pool)
 
     def shares(self, most: int) -> list[Share]:
-        """The shares of the identities that were served most, at most so many."""
+        """The shares of the identities that were served most, at most `most`."""
         return largest_shares(self._pool.queue, most)
 
     def uses_adapter(self, adapter: bytes) -> bool:

@@ -186,7 +186,7 @@ class LiveSequence:
         self.in_flight = 0  # unanswered rows
         self.open_drafts: OpenDrafts | None = None  # of these; None: it has had none yet
         self.is_predictable = False  # each of them decodes or verifies: it adds a token, unless it fails
-        self.behind_refused = 0  # unanswered rows that were sent behind a refused one
+        self.behind_refused = 0  # unanswered rows that were sent after a refused one
         self.shared_tokens = 0  # first tokens, on pages that other caches may share: prefix hit, or fork
         self.tail_shared = False  # its last page is shared with a fork: the next write copies it
         self.is_behind = False  # its last opening was refused: its grammar has not read its output yet
@@ -266,7 +266,7 @@ class LiveSequence:
             self.behind_refused -= 1
 
     def refuse_row(self) -> bool:
-        """Count a refused row; returns whether it was sent behind one that was refused too."""
+        """Count a refused row; returns whether it was sent after one that was refused too."""
         is_behind = self.behind_refused > 0
         self._answered()
         self.behind_refused = self.in_flight

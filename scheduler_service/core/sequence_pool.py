@@ -11,7 +11,7 @@ from scheduler_service.core.step_log import StepEvent, StepLog
 from scheduler_service.core.wait_ledger import WaitLedger
 
 ISOLATION_LOSSES = 2
-"""A sequence runs alone after so many executor losses with a row of it in flight and no new token between."""
+"""A sequence runs alone after this many losses of executors with its row in flight, and no token between."""
 
 
 class SequencePool:

@@ -97,7 +97,7 @@ class CacheRow:
     limit: int = 0  # 0: all that is pending
     tokens: tuple[int, ...] = ()  # empty: what the executor has pending
     drafts: tuple[int, ...] = ()
-    steps: int = 1  # sample so many tokens, feeding each back; not together with drafts
+    steps: int = 1  # sample this number of tokens, feeding each back; not together with drafts
     mode: RowMode = RowMode.SAMPLE
     is_bound: bool = False  # `kv_length` is as if all unanswered drafts were accepted: an upper bound
 
@@ -196,7 +196,7 @@ class RowAnswer:
     cached_length: int = 0
     logprobs: Sequence[TopLogprobs] = ()  # one per token, if asked for
     forced: tuple[int, ...] = ()  # the tokens that come next, where a grammar leaves no choice
-    scores: ScoredTokens | None = None  # of the opening's tokens behind those that this row computed
+    scores: ScoredTokens | None = None  # of the opening's tokens after those that this row computed
     hidden: bytes | None = None  # with RowMode.HIDDEN, of a row that computed all: fp32, little-endian
     code: Code = Code.OK
     message: str = ""

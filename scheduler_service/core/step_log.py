@@ -18,7 +18,7 @@ from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.waiting.reasons import WaitReason
 
 MEMORY_S = 3600.0
-"""A step is kept for so many seconds, unless the log is full."""
+"""Seconds for which a step is kept, unless the log is full."""
 MAX_BYTES = 64 << 20
 """Size of the log, at most."""
 BLOCK_STEPS = 256

@@ -12,7 +12,7 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
 
 MEMORY_S = 3600.0
-"""An ended request is remembered for so many seconds, unless too many ended since."""
+"""Seconds for which an ended request is remembered, unless too many ended since."""
 MAX_ENDED = 10_000
 """Ended requests that are remembered at most."""
 MAX_LABEL_CHARACTERS = 8 << 20
@@ -20,7 +20,7 @@ MAX_LABEL_CHARACTERS = 8 << 20
 SLOW_S = 1.0
 """A request that has waited for less is not slow, whatever was predicted."""
 SLOW_FACTOR = 2.0
-"""A request is slow that has waited for longer than so many times its predicted wait."""
+"""A request is slow that has waited for longer than this multiple of its predicted wait."""
 
 
 class Phase(enum.Enum):

@@ -76,7 +76,7 @@ class ExecutorFacts:
     max_logit_bias: int
     max_logprobs: int
     max_grammar_bytes: int = 0  # 0: it has no grammars
-    grammars_begin: bool = False  # behind a token, if the scheduler says so
+    grammars_begin: bool = False  # after a token, if the scheduler says so
     can_score: bool = False  # the tokens of prompts
     card: ModelCard = NO_CARD
     embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS
@@ -90,7 +90,7 @@ class ExecutorFacts:
         )
 
     def scores(self, max_logprobs: int) -> bool:
-        """Whether it scores prompts, with so many alternatives: a step's answer must hold a token's."""
+        """Whether it scores prompts, with that many alternatives: a step's answer must hold a token's."""
         return self.can_score and score_bytes(max_logprobs) <= self.capacity.max_output_bytes
 
     @property

@@ -339,7 +339,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         find_adapter(name, served.model, self._service.wanted)
 
     def _served(self, context: _Context) -> Served:
-        """The served model. Raises ServiceError before an executor was ready; administrators are told why."""
+        """The served model. Raises ServiceError before an executor was ready; administrators see why."""
         return self._service.served(self._credentials.identify(context))
 
 

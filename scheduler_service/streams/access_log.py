@@ -25,7 +25,7 @@ _REASONS = {
     EndReason.LENGTH: "LENGTH",
     EndReason.EVALUATED: "EVALUATED",
 }
-"""As clients are told."""
+"""As clients see it."""
 
 
 def log_end(stream: RequestStream | EvaluationStream, now: float, *, client_left: bool) -> None:

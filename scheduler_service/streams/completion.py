@@ -39,7 +39,7 @@ class CompletionBuffer:
         self._output = output
         self._ids: list[int] = []
         self._logprobs: list[TopLogprobs] = []
-        self._count = 0  # of output tokens, continued ones included; those behind a stop string are none
+        self._count = 0  # of output tokens, continued ones included; those after a stop string are none
 
     @property
     def stop_string(self) -> str | None:
@@ -60,7 +60,7 @@ class CompletionBuffer:
     def push(self, event: Tokens, terminators: frozenset[int]) -> str | None:
         """Append new tokens; returns the stop string that their text completes, or None.
 
-        Tokens behind the one that completes it are dropped: a step may bring several. `terminators`: ids of
+        Tokens after the one that completes it are dropped: a step may bring several. `terminators`: ids of
         end and stop tokens, which have no text.
         """
         count = len(event.ids) if self._output is None else self._push_text(self._output, event, terminators)
@@ -112,7 +112,7 @@ class CompletionBuffer:
         """The completion has ended: no tokens follow."""
         if self._output is not None:
             self._output.flush()
-        if self.stop_string is not None:  # the core may have counted tokens behind it
+        if self.stop_string is not None:  # the core may have counted tokens after it
             event = replace(event, usage=replace(event.usage, completion_tokens=self._count))
         self.finished = event
 

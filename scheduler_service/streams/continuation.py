@@ -47,7 +47,7 @@ def prompt_digest(prompt: Sequence[int]) -> bytes:
 
 
 def remove_received(output: PlainOutput, received: ReceivedText) -> None:
-    """Leave what is behind what was received, of an output that has all of it.
+    """Leave what is after what was received, of an output that has all of it.
 
     Raises ValueError if it has less, or what was received ends within a character.
     """
@@ -72,7 +72,7 @@ def _is_short(output: PlainOutput, received: ReceivedText) -> bool:
 
 
 def _behind(what: str, text: str, size: int) -> str:
-    """The text behind its first `size` bytes."""
+    """The text after its first `size` bytes."""
     whole = text.encode()
     if size > len(whole) or (size < len(whole) and whole[size] & 0xC0 == 0x80):
         raise ValueError(f"has {len(whole)} bytes of {what} here, and {size} is no border in it")
@@ -80,7 +80,7 @@ def _behind(what: str, text: str, size: int) -> str:
 
 
 def _calls_behind(calls: Sequence[CallPiece], sizes: tuple[int, ...]) -> list[CallPiece]:
-    """What follows the first `sizes` bytes of the arguments of these calls, and the calls behind them."""
+    """What follows the first `sizes` bytes of the arguments of these calls, and the calls after them."""
     if len(sizes) > len(calls):
         raise ValueError(f"has {len(calls)} tool calls here, not {len(sizes)}")
     rests = [_behind("arguments", call.arguments, size) for call, size in zip(calls, sizes, strict=False)]

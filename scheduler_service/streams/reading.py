@@ -44,7 +44,7 @@ def chat_reading(
 
 
 def behind_reasoning(checked: CheckedRequest, reading: ChatReading, model: ServedModel) -> CheckedRequest:
-    """The request, its grammar beginning behind the token that ends the reasoning; unchanged without either.
+    """The request, its grammar beginning after the token that ends the reasoning; unchanged without either.
 
     Raises ServiceError if the executor can't do that.
     """

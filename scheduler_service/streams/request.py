@@ -74,7 +74,7 @@ class CheckedRequest:
     continuation: Continuation | None
     digest: bytes  # of the request's bytes; empty with a random id, under which no resend can come
     warnings: tuple[str, ...] = ()  # parts of the request that have no effect
-    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with so many alternatives
+    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored, with this many alternatives
     labels: Mapping[str, str] = field(default_factory=dict)  # for the log, and for who asks why it waits
 
     @property

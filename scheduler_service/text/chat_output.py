@@ -1,6 +1,6 @@
 """`ChatOutput`: the token ids of one completion of a chat to its reasoning, its text and its calls.
 
-A detokenizer; behind it reasoning is told from the answer, then calls are found in the answer, then stop
+A detokenizer; after it, reasoning is split from the answer, then calls are found in the answer, then stop
 strings in what is left, the text. Markers that are tokens are matched by their ids. Any split of the ids
 gives the same output.
 """
@@ -58,9 +58,9 @@ class ChatOutput(PlainOutput):
             self._parser = reading.tool_format.parser(reading.tool_names)
         self._call_id = call_id
         self._call_count = 0
-        self._held = ""  # white space that may be before the reasoning; line breaks that may be behind it
+        self._held = ""  # white space that may be before the reasoning; line breaks that may be after it
         self._is_start = self._place is _Place.REASONING
-        """Of the reasoning, or of the answer behind it: line breaks are left out."""
+        """Of the reasoning, or of the answer after it: line breaks are left out."""
 
     def push(self, ids: Iterable[int]) -> None:
         """As PlainOutput.push."""

@@ -110,7 +110,7 @@ class ModelText:
         Arguments of calls in messages are JSON; the template gets text for those that are no object.
         Text in a message that spells a control token is tokenized as plain text. `max_bytes` limits the
         rendered text, `arguments` are further variables of the template, `tools` what the model may call, and
-        with `continues` the prompt ends with the last message's content, and without `opens` behind the last
+        with `continues` the prompt ends with the last message's content, and without `opens` after the last
         message. `caller` and errors are those of
         `encode_text`; ChatTemplateUnusable if the model's template can't be used.
         """

@@ -10,7 +10,7 @@ from scheduler_service.text.stop_strings import StopMatcher
 
 
 class PlainOutput:
-    """A detokenizer, and stop strings behind it."""
+    """A detokenizer, and stop strings after it."""
 
     reasoning = ""
     calls: Sequence[CallPiece] = ()

@@ -187,7 +187,7 @@ async def malformed(target: Target, count: int) -> None:
                     writer.write(head + body)
                     first = await _answer(reader)
                 except (OSError, asyncio.IncompleteReadError):
-                    writer = None  # it was closed behind the answer before
+                    writer = None  # it was closed after the answer before
                     continue
                 target.count(first)
                 break

@@ -9,7 +9,7 @@ in their prompts, those to `chat` are not; all are long enough that no stream en
 
 A pair is one run of each mode over the same prompts, in an order that alternates from pair to pair, so a
 drifting machine cancels in a pair's ratios. In a run N clients take prompts from one queue, and the run is
-measured until the first of them finds it empty. The rate is N times the tokens behind each answer's first
+measured until the first of them finds it empty. The rate is N times the tokens after each answer's first
 ones, divided by the time that they took: decoding alone, at that concurrency. Greedy, and every answer must
 be the one of the first plain run, token by token.
 """

@@ -114,5 +114,5 @@ def test_hides_the_error(paceline_fake):
 
 def test_a_call_without_a_reply_fails_the_test_even_if_the_program_hides_it(tmp_path: Path) -> None:
     (tmp_path / "test_untold.py").write_text(UNTOLD)
-    with pytest.raises(AssertionError, match=r"told no reply to .*nobody told"):
+    with pytest.raises(AssertionError, match=r"had no reply to .*nobody told"):
         run_pytest(tmp_path)

@@ -86,7 +86,7 @@ def test_pages_are_shared_under_the_same_adapter_only(
     prompt, tokens = draw.prompt(), draw.tokens(2)
     cold = [adapted(session, prompt, one) for one in (*chosen, NONE)]
     for sequence in cold:
-        sequence.feed(tokens=tokens[:1])  # pages are shared once something behind them was sampled
+        sequence.feed(tokens=tokens[:1])  # pages are shared once something after them was sampled
     warm = [adapted(session, prompt, one) for one in (*chosen, NONE)]
     assert [sequence.hit for sequence in cold] == [0, 0, 0]
     for one, again in zip(cold, warm, strict=True):
@@ -98,7 +98,7 @@ def test_pages_are_shared_under_the_same_adapter_only(
 @offered
 @pytest.mark.needs("SCORES")
 def test_scores_are_of_the_sequences_own_adapter(adapters: Adapters, session: Session, draw: Draw) -> None:
-    """Beside those of others: the log-softmax of the logits that tokens behind the same prompt have."""
+    """Beside those of others: the log-softmax of the logits that tokens after the same prompt have."""
     prompt = draw.prompt()
     chosen = [NONE, *(adapters.load(path).fingerprint for path in adapters.paths[:2])]
     scored = session.open_all([session.opening(prompt, adapter=one, scored_from=2) for one in chosen])

@@ -72,7 +72,7 @@ def test_a_hit_never_goes_beyond_what_is_shared(
 def test_a_page_depends_on_all_before_it(
     session: Session, draw: Draw, judge: Judge, executor: Executor
 ) -> None:
-    """The second page of one prompt behind the first page of another."""
+    """The second page of one prompt after the first page of another."""
     a, b = draw.tokens(3 * executor.page), draw.tokens(3 * executor.page)
     session.open(a)
     session.open(b)

@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_tokens_and_no_seed_gives_others(
 def test_the_noise_belongs_to_the_position_however_it_was_reached(
     session: Session, draw: Draw, judge: Judge
 ) -> None:
-    """Whole, in chunks, behind output named in the opening, and after a cut: one seed, one token."""
+    """Whole, in chunks, after output named in the opening, and after a cut: one seed, one token."""
     prompt, rules = draw.prompt(), pb.Sampling(temperature=1.3, seed=draw.seed())
     whole = session.open(prompt, sampling=rules)
     chunked = session.open(prompt, sampling=rules, limit=5)

@@ -41,7 +41,7 @@ def check(judge: Judge, tokens: Sequence[int], p: int, *replies: RowReply) -> li
 
 @pytest.mark.parametrize("p", [1, 2, 9, -1])
 def test_scores_are_of_the_raw_logits(session: Session, draw: Draw, judge: Judge, p: int) -> None:
-    """The score of a token comes from the logits behind the tokens before it."""
+    """The score of a token comes from the logits after the tokens before it."""
     prompt = draw.prompt()
     p = p % len(prompt)
     rules = pb.Sampling(
@@ -122,7 +122,7 @@ def test_a_score_is_the_logprob_with_which_the_token_was_sampled(
 
 
 def test_only_the_openings_own_tokens_have_scores(session: Session, draw: Draw) -> None:
-    """Not what is sampled behind them, nor what is given to a fork or after a truncation."""
+    """Not what is sampled after them, nor what is given to a fork or after a truncation."""
     prompt = draw.prompt()
     sequence = session.open(prompt, scored_from=1)
     assert joined([sequence.feed(), sequence.feed()]) == (0, [])

@@ -97,7 +97,7 @@ def _cases(bench: Bench) -> Iterator[Case]:
     spec = spec_of("Qwen3-8B", dry=bench.dry)
     context = bench.pick(1024, 64)
     sizes = [(count, context, 1) for count in bench.pick((1, 32, 128), (1, 4))]
-    # Verifications, a prompt, and a turn of 100 tokens behind a long prefix.
+    # Verifications, a prompt, and a turn of 100 tokens after a long prefix.
     sizes += [(32, context, 5), (1, 2048, 2048), (1, 30_000, 100)] if not bench.dry else [(1, 32, 32)]
     for count, length, q_len in sizes:
         pool = bench.pick(_POOL if q_len == 1 else max(32 if length < 30_000 else 4, count), 4)

@@ -147,7 +147,7 @@ def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool)
 
 
 def decodes(backend: RandomBackend, count: int, context: int, sampling: Sampling = _GREEDY) -> Rows:
-    """So many decodes behind `context` cached tokens, with pages for MOST_AHEAD steps more."""
+    """So many decodes after `context` cached tokens, with pages for MOST_AHEAD steps more."""
     rows = _scattered(backend, rows_of(count, 1 + MOST_AHEAD, context, sampling, backend.info.vocab_size))
     return [replace(row, tokens=row.tokens[:1], history=row.history[: context + 1]) for row in rows]
 

@@ -58,7 +58,7 @@ def _tokens(rng: np.random.Generator, backend: RandomBackend, count: int) -> lis
 def _after(
     backend: RandomBackend, driver: Driver, prompt: int, fed: list[int], company: int, spread: int
 ) -> Logits:
-    """Logits of these tokens in one row, fed anew behind the prompt, beside so many decodes of others."""
+    """Logits of these tokens in one row, fed anew after the prompt, beside so many decodes of others."""
     driver.truncate(prompt)
     others = rows_of(company, 1, spread, Sampling(), backend.info.vocab_size) if company else []
     return _last(backend, [*others, driver.feed(fed, outputs=len(fed), output=_PLAIN)])

@@ -50,12 +50,12 @@ def test_drafts_change_the_number_of_forwards_and_no_token(
             return plain[len(tokens) - len(prompt) :][:count]
 
         monkeypatch.setattr(own_speculator, "draft", right)
-        # The prompt's forward samples one token, each of the others 8 drafts and the token behind them.
+        # The prompt's forward samples one token, each of the others 8 drafts and the token after them.
         assert own_speculator.generate(client, prompt, 48) == (plain, 7)
 
 
 def next_logprobs(tokens: list[int]) -> NDArray[np.float32]:
-    """Of each id behind these tokens, by the oracle itself."""
+    """Of each id after these tokens, by the oracle itself."""
     (whole,) = OracleBackend(OracleSettings(vocab_size=64)).forward_once(
         [np.array(tokens, np.int32)], frozenset({"logits"})
     )

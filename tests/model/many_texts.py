@@ -26,7 +26,7 @@ def lengths_of_200() -> list[int]:
 
 
 def check_scores(ours: TorchBackend, theirs: Any, texts: Sequence[list[int]]) -> None:
-    """Score all texts: in chunks, up to four side by side, and again behind the pages of the same text."""
+    """Score all texts: in chunks, up to four side by side, and again after the pages of the same text."""
     rng, scorer, worst, done = np.random.default_rng(6), _Scorer(ours), 0.0, 0
     while done < len(texts):
         group = texts[done : done + int(rng.integers(1, 5))]

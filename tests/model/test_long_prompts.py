@@ -1,6 +1,6 @@
 """Prompts of 32,768 tokens, four times the trained length, have transformers' tokens.
 
-Real processes compute them: in chunks, behind a cached prefix, and after an executor is lost.
+Real processes compute them: in chunks, after a cached prefix, and after an executor is lost.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def chunks_of(engine: Harness, first: Opening, *limits: int) -> list[RowResult]:
     results = [engine.row(first)]
     for limit in limits:
         at = results[-1].kv_length
-        if at == len(first.tokens):  # behind a prefix hit
+        if at == len(first.tokens):  # after a prefix hit
             break
         results.append(engine.row(row(first.cache_id, at, limit=limit, output=first.output)))
     return results
@@ -109,7 +109,7 @@ def test_scores_of_200_texts_are_transformers(name: str, tmp_path: Path) -> None
 def test_scores_have_the_same_bits_however_they_are_computed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In chunks, in pieces, beside others, behind a prefix hit, and with few logits at a time."""
+    """In chunks, in pieces, beside others, after a prefix hit, and with few logits at a time."""
     engine = pair.engine()
     want = bits(engine.row(scored(1, LONG)))
     assert len(want) == 4 * 130

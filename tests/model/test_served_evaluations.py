@@ -79,7 +79,7 @@ def ids(tokens: list[int]) -> pb.TokenIds:
 
 
 def test_200_texts_have_the_scores_of_transformers(tiny: ServedBeside) -> None:
-    """Of 1 to 2,000 tokens, 10 in a call; half of them behind prompts that several share."""
+    """Of 1 to 2,000 tokens, 10 in a call; half of them after prompts that several share."""
     rng = random.Random(5)
     worst = 0.0
     for call in range(20):

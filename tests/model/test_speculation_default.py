@@ -207,7 +207,7 @@ async def agree(
 async def full_logits(
     executor: aio.ExecutorClient, session_id: int, cache_id: int, known: Sequence[int]
 ) -> NDArray[np.float32]:
-    """The raw logits [vocabulary] behind `known`, from the executor itself."""
+    """The raw logits [vocabulary] after `known`, from the executor itself."""
     opening = pb.Opening(cache_id=cache_id, tokens=known, output=pb.OUTPUT_MODE_FULL)
     header = pb.StepHeader(session_id=session_id)
     result = await executor.batch_prefill(pb.Step(header=header, openings=[opening]))

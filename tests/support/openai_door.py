@@ -87,7 +87,7 @@ class Door:
 
 
 def answer_of(received: bytes) -> Answer:
-    """An answer whose connection was closed behind it."""
+    """An answer whose connection was closed after it."""
     head, _, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -126,7 +126,7 @@ MORE_SHAPES = [
 def late_launches(
     logits: torch.Tensor, pages: torch.Tensor, numbers: torch.Tensor, shares: torch.Tensor
 ) -> Iterator[tuple[str, Launch]]:
-    """Those behind a step; numbers int32 and shares fp32 [rows of logits]."""
+    """Those after a step; numbers int32 and shares fp32 [rows of logits]."""
     history = TokenPages(len(pages), pages.shape[1], torch.device("meta"))
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
     work = Work(items, numbers, Tiling.of(4, torch.bfloat16).short)
@@ -260,7 +260,7 @@ def products(shape: Shape) -> Iterator[tuple[str, Launch]]:
 
 
 def few_rows(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
-    """The products of few rows: of the layer behind attention, and of the head."""
+    """The products of few rows: of the layer after attention, and of the head."""
     hidden, rows = shape.heads * shape.head_dim, 3
 
     def new(n: int, k: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What rows with penalties, masks, logprobs, scores or vectors cost a step in launches, on a fake device.
 
-`python -m tests.triton.late_launches` prints the launches behind a step by the number of rows that want
+`python -m tests.triton.late_launches` prints the launches after a step by the number of rows that want
 something, and fails where they grow with it, where the host reads from the device, or where faults that are
 injected are not found.
 """
@@ -80,7 +80,7 @@ def kinds(vocab_size: int) -> dict[str, ForwardRow]:
 
 
 class FakeStep:
-    """The device's side of a step, and what is enqueued behind it."""
+    """The device's side of a step, and what is enqueued after it."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.model = Model(Weights(spec), CudaKernels(DEVICE, torch.bfloat16), lambda *_: None)
@@ -124,7 +124,7 @@ def copies(launches: Launches) -> Iterator[None]:
 
 
 def count(step: FakeStep, launches: Launches, rows: Sequence[ForwardRow]) -> int:
-    """Launches and copies behind a step of these rows."""
+    """Launches and copies after a step of these rows."""
     launches.counts.clear()
     with copies(launches), launches:
         step.enqueue(rows)

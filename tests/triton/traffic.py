@@ -179,7 +179,7 @@ class Traffic:
         fed.append((start, count + len(drafts), 1 + len(drafts)))
         said = text[cache.known : cache.known + 1 + len(drafts)] or [
             _EOS
-        ]  # a row behind the end is for nothing
+        ]  # a row after the end is for nothing
         accepted = 0
         while accepted < min(len(drafts), len(said) - 1) and drafts[accepted] == said[accepted]:
             accepted += 1

@@ -1309,7 +1309,7 @@ type ToolChoice struct {
 
 	Mode ToolChoiceMode `protobuf:"varint,1,opt,name=mode,proto3,enum=paceline.scheduler.v1.ToolChoiceMode" json:"mode,omitempty"`
 	Name string         `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // this tool, and no other; with REQUIRED
-	// At most so many calls in the answer, 0..128; 0: any number. With AUTO or REQUIRED, else INVALID_ARGUMENT.
+	// The most calls in the answer, 0..128; 0: any number. With AUTO or REQUIRED, else INVALID_ARGUMENT.
 	// UNIMPLEMENTED without CAPABILITY_STRICT_TOOLS, as for `names`.
 	MaxCalls uint32 `protobuf:"varint,3,opt,name=max_calls,json=maxCalls,proto3" json:"max_calls,omitempty"`
 	// Only these tools may be called, though the prompt shows all of them, so that it stays the same prompt.
@@ -1651,7 +1651,7 @@ type StopConditions struct {
 	unknownFields protoimpl.UnknownFields
 
 	MaxTokens         *uint32  `protobuf:"varint,1,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"` // >= 1; unset: what fits
-	MinTokens         uint32   `protobuf:"varint,2,opt,name=min_tokens,json=minTokens,proto3" json:"min_tokens,omitempty"`       // no end or stop token before so many
+	MinTokens         uint32   `protobuf:"varint,2,opt,name=min_tokens,json=minTokens,proto3" json:"min_tokens,omitempty"`       // no end or stop token before this number of tokens
 	Strings           []string `protobuf:"bytes,3,rep,name=strings,proto3" json:"strings,omitempty"`                             // may span tokens; not part of the text, but see include_stop_string
 	TokenIds          []uint32 `protobuf:"varint,4,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	IgnoreEos         bool     `protobuf:"varint,5,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
@@ -2174,7 +2174,7 @@ type GenerateRequest struct {
 	// 2,048 bytes, together 16 KiB. No effect on the answer. UNIMPLEMENTED without CAPABILITY_LABELS.
 	Labels  map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"`
 	Returns Returns           `protobuf:"varint,15,opt,name=returns,proto3,enum=paceline.scheduler.v1.Returns" json:"returns,omitempty"`
-	// Set: logprobs of the prompt's tokens, each with the so many most likely tokens at its position;
+	// Set: logprobs of the prompt's tokens, each with this number of most likely tokens at its position;
 	// 0..RequestLimits.max_logprobs. The whole prompt is computed, without a hit in the prefix cache.
 	// A continuation that has tokens brings none. UNIMPLEMENTED with GenerateUnary, and without
 	// CAPABILITY_PROMPT_LOGPROBS.
@@ -3595,7 +3595,7 @@ type ScoreRequest struct {
 	CacheSalt string            `protobuf:"bytes,4,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	Labels    map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"`
 	Inputs    []*ScoreInput     `protobuf:"bytes,6,rep,name=inputs,proto3" json:"inputs,omitempty"` // 1..RequestLimits.max_inputs
-	// So many most likely tokens at each position too, 0..RequestLimits.max_logprobs; unset: none.
+	// How many most likely tokens at each position too, 0..RequestLimits.max_logprobs; unset: none.
 	TopLogprobs *uint32 `protobuf:"varint,7,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
 }
 
@@ -3994,7 +3994,7 @@ type EmbedRequest struct {
 	Pooling   Pooling           `protobuf:"varint,7,opt,name=pooling,proto3,enum=paceline.scheduler.v1.Pooling" json:"pooling,omitempty"`
 	// Scale to Euclidean length 1; default: the model's own, EmbeddingInfo.normalize. A zero vector stays one.
 	Normalize *bool `protobuf:"varint,8,opt,name=normalize,proto3,oneof" json:"normalize,omitempty"`
-	// Keep the first so many values, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all.
+	// How many values are kept, the first ones, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all.
 	Dimensions uint32 `protobuf:"varint,9,opt,name=dimensions,proto3" json:"dimensions,omitempty"`
 	// What precedes each input's text; default: EmbeddingInfo.default_prompt. INVALID_ARGUMENT if it is set and
 	// no input is text. With each text it counts towards RequestLimits.max_prompt_bytes.
@@ -4274,7 +4274,7 @@ type RerankRequest struct {
 	// What makes a document fit. Empty: with YES_NO, that it answers a web search query; with LIKELIHOOD
 	// nothing, otherwise it stands between document and query.
 	Instruction string `protobuf:"bytes,9,opt,name=instruction,proto3" json:"instruction,omitempty"`
-	TopN        uint32 `protobuf:"varint,10,opt,name=top_n,json=topN,proto3" json:"top_n,omitempty"` // return the best so many; 0, or more than there are: all
+	TopN        uint32 `protobuf:"varint,10,opt,name=top_n,json=topN,proto3" json:"top_n,omitempty"` // how many are returned, the best; 0, or more than there are: all
 }
 
 func (x *RerankRequest) Reset() {
@@ -6166,8 +6166,8 @@ type WatchStepsRequest struct {
 	unknownFields protoimpl.UnknownFields
 
 	FirstStep uint64 `protobuf:"varint,1,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"` // by StepLog.first_step; 0: the oldest that the log has
-	LastUs    uint64 `protobuf:"varint,2,opt,name=last_us,json=lastUs,proto3" json:"last_us,omitempty"`          // instead: the steps of the last so many microseconds
-	MaxSteps  uint64 `protobuf:"varint,3,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`    // the stream ends behind so many; 0: it does not
+	LastUs    uint64 `protobuf:"varint,2,opt,name=last_us,json=lastUs,proto3" json:"last_us,omitempty"`          // instead: the steps of the last microseconds, this number of them
+	MaxSteps  uint64 `protobuf:"varint,3,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`    // the stream ends after this number of steps; 0: it does not
 }
 
 func (x *WatchStepsRequest) Reset() {

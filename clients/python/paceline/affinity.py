@@ -51,17 +51,17 @@ def preference(key: bytes, addresses: Sequence[str]) -> list[str]:
     return sorted(addresses, key=rank)
 
 
-def choice(key: bytes, live: Mapping[str, int], told: Mapping[str, int] = _NOTHING) -> str:
+def choice(key: bytes, live: Mapping[str, int], reported: Mapping[str, int] = _NOTHING) -> str:
     """The address for a request. Raises ValueError for none.
 
-    `live`: the client's own streams at each scheduler; `told`: the sequences of all clients there, as the
+    `live`: the client's own streams at each scheduler; `reported`: the sequences of all clients there, as the
     directory has them. One that says that it has none gets no more of the client's streams for that.
     """
     if not live:
         raise ValueError("no scheduler to choose from")
     fewer = [address for address in preference(key, list(live)) if live[address] < _bound(live)]
-    most = _bound(told)
-    return next((address for address in fewer if told.get(address, 0) < most), fewer[0])
+    most = _bound(reported)
+    return next((address for address in fewer if reported.get(address, 0) < most), fewer[0])
 
 
 def _bound(loads: Mapping[str, int]) -> int:

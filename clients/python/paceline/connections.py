@@ -254,8 +254,8 @@ class SchedulerConnections:
             try:
                 if not self._known.is_checked(address):  # their replies do not say which model answered
                     asked, left_s = pb.GetModelInfoRequest(), attempts.timeout_s(time.monotonic())
-                    told = reply_of(endpoint.scheduler.GetModelInfo, asked, left_s, metadata)
-                    self._check_model(address, told.model_fingerprint)
+                    served = reply_of(endpoint.scheduler.GetModelInfo, asked, left_s, metadata)
+                    self._check_model(address, served.model_fingerprint)
                 left_s = attempts.timeout_s(time.monotonic())
                 reply = reply_of(method(endpoint), request, left_s, metadata)
             except errors.PacelineError as error:

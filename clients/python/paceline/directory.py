@@ -51,7 +51,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one scheduler told of others."""
+    """What one scheduler listed of others."""
 
     at: float
     entries: tuple[Learned, ...]
@@ -60,9 +60,9 @@ class _View:
 class KnownSchedulers:
     """The addresses given by the user, which stay, and those learned from the directories of schedulers.
 
-    A learned address is used only for the same model as that of the scheduler which told of it. With "safe"
+    A learned address is used only for the same model as that of the scheduler which listed it. With "safe"
     it is used over TLS, by the authority that the client trusts already and under the name that the entry
-    gives; or without TLS on loopback, if the scheduler which told of it is on this machine too. With "any"
+    gives; or without TLS on loopback, if the scheduler which listed it is on this machine too. With "any"
     also without TLS elsewhere, if the client has no authority. A scheduler is known once, however many
     addresses it has. Safe in several threads.
     """
@@ -71,7 +71,7 @@ class KnownSchedulers:
         self.given = tuple(given)
         self._security, self._use = security, use
         self._changing = threading.RLock()
-        self._views: dict[str, _View] = {}  # by the address of the scheduler that told them
+        self._views: dict[str, _View] = {}  # by the address of the scheduler that listed them
         self._own: dict[str, Learned] = {}  # by given address: what it says of itself
         self._liars: dict[tuple[str, str], None] = {}  # (address, instance): of that start of the scheduler
         self._checked: frozenset[tuple[str, str]] = frozenset()  # the same, of those that serve the model
@@ -114,7 +114,7 @@ class KnownSchedulers:
                 self.distrust(teller)
                 return
             if not own.model_fingerprint:
-                return  # it is loading: what it told before stays
+                return  # it is loading: what it listed before stays
             self._views[teller] = _View(
                 now,
                 tuple(
@@ -128,7 +128,7 @@ class KnownSchedulers:
             self._join(now)
 
     def lost(self, teller: str, now: float) -> None:
-        """Record that the directory of `teller` could not be had: what it told is kept if it is all."""
+        """Record that the directory of `teller` could not be had: what it listed is kept if it is all."""
         with self._changing:
             self.has_looked = True
             if len(self._views) > 1:
@@ -224,7 +224,7 @@ class KnownSchedulers:
         return self._use == "any"
 
     def _join(self, now: float | None = None) -> None:
-        """Join what all have told: a scheduler is known while one of them lists it.
+        """Join what all have listed: a scheduler is known while one of them lists it.
 
         The word of a given scheduler counts more than that of a learned one, and a newer more than an older.
         """
@@ -232,12 +232,12 @@ class KnownSchedulers:
             newest = max(view.at for view in self._views.values())
             oldest = min(newest, now - VIEW_ROUNDS * LOOK_EVERY_S * len(self.given))
             self._views = {teller: view for teller, view in self._views.items() if view.at >= oldest}
-        told: dict[str, Learned] = {}
+        listed: dict[str, Learned] = {}
         for _, view in sorted(self._views.items(), key=lambda item: (item[0] in self.given, item[1].at)):
-            told.update((one.address, one) for one in view.entries)
+            listed.update((one.address, one) for one in view.entries)
         known = {one.instance for one in self._own.values()}
         joined: dict[str, Learned] = {}
-        for address, one in sorted(told.items()):
+        for address, one in sorted(listed.items()):
             if address in self.given or (address, one.instance) in self._liars or one.instance in known:
                 continue
             if len(joined) < MAX_LEARNED:

@@ -22,7 +22,7 @@ class EvaluationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TextToScore:
-    """A text to be scored behind a prompt, or as a whole: its first token then has no score.
+    """A text to be scored after a prompt, or as a whole: its first token then has no score.
 
     Exactly one of `text` and `token_ids` is set, and at most one of `prompt`, `prompt_token_ids` and
     `messages`. Prompt and text are tokenized apart, and joined.
@@ -48,7 +48,7 @@ RerankMethodName: TypeAlias = Literal["yes_no", "likelihood"]
 """`yes_no`: the probability that the model, asked whether the document answers the query, says yes. For
 models that were trained to judge so, as Qwen3-Reranker.
 
-`likelihood`: the mean logprob of the query's tokens behind the document. For any model.
+`likelihood`: the mean logprob of the query's tokens after the document. For any model.
 """
 
 

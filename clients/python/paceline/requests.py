@@ -41,7 +41,7 @@ class Options(TypedDict, Generic[Parsed], total=False):
         min_tokens: no end before this many tokens. Default: 0.
         stop: a text or several, at which generation ends; by default not part of the returned text.
         stop_token_ids: ids of tokens that end generation, too.
-        ignore_eos: go on behind the model's end tokens. Default: False.
+        ignore_eos: go on after the model's end tokens. Default: False.
         include_stop_string: the returned text includes the stop string that ended it. Default: False.
 
     The request:
@@ -64,7 +64,7 @@ class Options(TypedDict, Generic[Parsed], total=False):
     Only with messages:
         template_arguments: variables of the chat template, such as enable_thinking.
         continue_final_message: continue the last message in place of opening a new turn. Default: False.
-        omit_opening: end the prompt behind the last message, with no opening of an answer. Default: False.
+        omit_opening: end the prompt after the last message, with no opening of an answer. Default: False.
         tools: what the model may call: functions, Tools, or mappings as in OpenAI's API.
         tool_choice: "auto", "none", "required", or a tool's name.
 

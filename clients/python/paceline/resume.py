@@ -138,7 +138,7 @@ class ResumableStream:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the prompt's tokens behind the first, if they were requested; complete with the first event."""
+        """Of the prompt's tokens after the first, if they were requested; complete with the first event."""
         return tuple(self._prompt_logprobs)
 
     def attempt(self, now: float) -> pb.GenerateRequest:

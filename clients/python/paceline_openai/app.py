@@ -39,7 +39,7 @@ _HEALTH_TIMEOUT_S = 2.0
 class Gateway:
     """An ASGI application. It uses `client`'s channels, and closes nothing.
 
-    `model_name`: what clients may call the model, and are told; "": its own name. `origins`: of web pages
+    `model_name`: clients' name of the model; "": its own name. `origins`: of web pages
     that may call; ("*",): all. `local`: whether only programs of this machine reach it, so that a request
     whose Host is another's is one of a web page that goes by a name of its own (DNS rebinding).
     """

@@ -43,7 +43,7 @@ TABLE = Table(
     Field("prompt", prompts, "a text, texts, token ids, or lists of them; up to 256", required=True),
     *sampling.SHARED,
     Field("max_tokens", integer(0, sampling.UINT32), "without it 16; 0 needs `echo`"),
-    Field("logprobs", integer(0, sampling.UINT32), "of the tokens, and of the so many likeliest"),
+    Field("logprobs", integer(0, sampling.UINT32), "of the tokens, and of this number of likeliest ones"),
     Field("echo", boolean, "the prompt comes first; with `logprobs` its own too"),
     Field("best_of", integer(1, sampling.UINT32), "only the value of `n`"),
     Field("suffix", None, "models here do not fill gaps", ("",)),

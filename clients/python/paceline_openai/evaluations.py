@@ -83,7 +83,7 @@ EMBEDDINGS = Table(
         "input", inputs, f"a text, texts, token ids, or lists of them; up to {MAX_INPUTS:,}", required=True
     ),
     Field("encoding_format", one_of("float", "base64"), "`float`, `base64` (32-bit floats, little-endian)"),
-    Field("dimensions", integer(1, sampling.UINT32), "the first so many, scaled to length 1"),
+    Field("dimensions", integer(1, sampling.UINT32), "how many values, the first ones, scaled to length 1"),
     *_COMMON,
     *_PLAIN,
     Field("normalize", boolean, "vectors have length 1"),
@@ -99,7 +99,7 @@ _INSTRUCTION = Field("instruction", text, "what makes a document fit")
 RERANK = Table(
     Field("query", text, "a text", required=True),
     Field("documents", documents, 'texts, or objects `{"text": ...}`', required=True),
-    Field("top_n", integer(0, sampling.UINT32), "the best so many; 0: all"),
+    Field("top_n", integer(0, sampling.UINT32), "how many documents, the best; 0: all"),
     Field("return_documents", boolean, "the texts come back with their scores"),
     _METHOD,
     _INSTRUCTION,

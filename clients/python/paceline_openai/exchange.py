@@ -78,7 +78,7 @@ class Exchange:
         self.extra_headers.append((b"x-paceline-warning", text.encode("ascii", "replace")))
 
     async def left(self) -> None:
-        """Wait until the client has left, or the answer is complete. Only behind `body`."""
+        """Wait until the client has left, or the answer is complete. Only after `body`."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

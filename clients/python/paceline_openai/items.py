@@ -27,7 +27,7 @@ def items(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def with_instructions(turns: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """The turns behind a system message."""
+    """The turns after a system message."""
     return turns if not instructions else [{"role": "system", "content": instructions}, *turns]
 
 

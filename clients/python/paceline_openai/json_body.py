@@ -14,7 +14,7 @@ MAX_VALUES = 1 << 19
 """Commas and brackets in a body, those in texts included: a bound of the memory that parsing takes."""
 
 MAX_KEYS = 1 << 15
-"""Quotes with a colon behind them, those in texts included: keys cost eight times as much as other values."""
+"""Quotes with a colon after them, those in texts included: keys cost eight times as much as other values."""
 _KEY = re.compile(rb'"\s*:')
 
 

@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer behind a chunked body, which nobody reads."""
+        """A header, or a trailer after a chunked body, which nobody reads."""
         self._head_count += 1
         if self._head_count > self.bounds.max_headers:
             raise _TooMuch(431, f"more than {self.bounds.max_headers} headers")

@@ -132,7 +132,7 @@ SHARED = (
     Field("stop_token_ids", tokens, "token ids that end the output"),
     Field("include_stop_str_in_output", boolean, "the text ends with the stop string"),
     Field("ignore_eos", boolean, "the model's own end does not end the output"),
-    Field("min_tokens", integer(0, UINT32), "no end before so many"),
+    Field("min_tokens", integer(0, UINT32), "no end before this number of tokens"),
     Field("user", label, "a label in the scheduler's log; no identity"),
     Field("metadata", labels, "labels in the scheduler's log"),
     Field("cache_salt", text, "prompts share cached beginnings under the same salt alone"),

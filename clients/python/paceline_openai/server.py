@@ -1,4 +1,4 @@
-"""Serves an ASGI application on a port that several processes may share, until it is told to stop."""
+"""Serves an ASGI application on a port that several processes may share, until it is asked to stop."""
 
 from __future__ import annotations
 

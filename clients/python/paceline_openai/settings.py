@@ -43,7 +43,7 @@ class Settings:
     scheduler_key: Path | None = None
     insecure: bool = False
     until_stdin_ends: bool = False
-    model_name: str = ""  # what clients may call the model, and are told; "": its own name
+    model_name: str = ""  # what clients may call the model, and see as its name; "": its own name
     cors_origin: tuple[str, ...] = ()  # origins of pages that may call; "*": all
     log_level: str = "warning"
     log_format: str = "auto"
@@ -61,7 +61,7 @@ _HELP = {
     "scheduler_ca": "authority of the schedulers' certificates; turns TLS to them on",
     "scheduler_cert": "this gateway's own certificate for them",
     "scheduler_key": "the key of that certificate",
-    "model_name": "what clients may call the model, and are told; default: its own name",
+    "model_name": "what clients may call the model, and see as its name; default: its own name",
     "cors_origin": "origin of web pages that may call; * for all; repeatable",
     "log_level": "debug, info, warning or error",
     "log_format": "auto, json or console",

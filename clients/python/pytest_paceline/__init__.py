@@ -76,4 +76,4 @@ def paceline_fake() -> Iterator[FakeScheduler]:
     with FakeScheduler() as fake:
         yield fake
     if fake.unanswered:
-        pytest.fail(f"the FakeScheduler was told no reply to {fake.unanswered}", pytrace=False)
+        pytest.fail(f"the FakeScheduler had no reply to {fake.unanswered}", pytrace=False)

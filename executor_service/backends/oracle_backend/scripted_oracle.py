@@ -1,7 +1,7 @@
 """`ScriptedOracle`: the oracle that says what a file tells it, for tests of programs that call a model.
 
 Pages, prefix cache, step time and injected faults are the oracle's; the output is the script's: token k of a
-sequence's output is byte k of the answer to its prompt, and behind the answer comes the end of sequence.
+sequence's output is byte k of the answer to its prompt, and after the answer comes the end of sequence.
 Sampling parameters do not change that, except that `min_tokens` pads with spaces. A prompt without an answer
 is refused, and so is a row whose grammar forbids the answer: another output would hide the contradiction.
 """
@@ -55,7 +55,7 @@ class ScriptedOracle(ClockedOracle):
             name="script",
             architecture="script",
             fingerprint=fingerprint("script", settings),
-            can_forward=False,  # the output depends on where the prompt ends, which Forward is not told
+            can_forward=False,  # the output depends on where the prompt ends, which Forward does not know
         )
 
     def tokenizer(self) -> TokenizerBundle:
@@ -105,7 +105,7 @@ class ScriptedOracle(ClockedOracle):
         output = row.history[row.prompt_length :]
         for length, mask in zip(_output_lengths(row), allowed, strict=True):
             if length < 0 or not _follows(answer, output[:length]):
-                return None  # behind a draft that is wrong: the mask is not one of the script's text
+                return None  # after a draft that is wrong: the mask is not one of the script's text
             if not mask[_token(answer, length)]:
                 return self._contradiction(answer, length)
         return None
@@ -128,7 +128,7 @@ def _output_lengths(row: ForwardRow) -> range:
 
 
 def _token(answer: ScriptedAnswer, length: int) -> int:
-    """The token behind the first `length` tokens of the output."""
+    """The token after the first `length` tokens of the output."""
     return answer.text[length] if length < len(answer.text) else EOS_ID
 
 

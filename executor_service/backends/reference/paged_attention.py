@@ -7,7 +7,7 @@ heads (grouped-query attention, Ainslie et al. 2023). One causal softmax attenti
 There is no positional encoding: permuting a token's context does not change its logits.
 
 An adapter changes the identity projections as it would change weights: q_proj makes the heads' queries of an
-embedding, k_proj and v_proj its keys and values, and o_proj is behind the heads. With x its input, a
+embedding, k_proj and v_proj its keys and values, and o_proj is after the heads. With x its input, a
 projection's output is then x + scale * b @ (a @ x); queries begin as the embedding's heads, each repeated for
 its group.
 
@@ -194,7 +194,7 @@ class PagedAttentionBackend(Synchronous):
         return queries + self._change("q_proj", embedded, slot).reshape(queries.shape)
 
     def _change(self, name: str, inputs: NDArray[Any], slot: int) -> NDArray[np.float64]:
-        """What the adapter in a slot adds behind a projection of inputs [q, ...]: [q, outputs]."""
+        """What the adapter in a slot adds after a projection of inputs [q, ...]: [q, outputs]."""
         outputs = _linears(self._config)[0, name][1]
         factors = self._slots[slot].factors.get(name) if slot >= 0 else None
         if factors is None:

@@ -117,7 +117,7 @@ class TorchBackend:
             dtypes = self._config.arithmetic, str(kernels.cache_dtype)
             # Hashing a large model takes as long as reading it.
             with Beside(
-                lambda told: fingerprint(checkpoint, dtypes, told) if is_first_rank else b""
+                lambda progress: fingerprint(checkpoint, dtypes, progress) if is_first_rank else b""
             ) as hashing:
                 with torch.inference_mode():
                     kept = KeptWeights(self._shard.cut(checkpoint), kernels.keeps)
@@ -193,9 +193,9 @@ class TorchBackend:
         """One forward over all rows; one result per row, in the rows' order."""
         return list(self.runner.launch(rows).outputs())
 
-    def repeat(self, told: Numbers) -> None:
-        """On a rank above 0: this rank's part of what rank 0's runner told."""
-        self.runner.repeat(told)
+    def repeat(self, message: Numbers) -> None:
+        """On a rank above 0: this rank's part of what rank 0's runner announced."""
+        self.runner.repeat(message)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page's keys and values in every layer."""

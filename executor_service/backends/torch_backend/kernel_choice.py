@@ -28,7 +28,7 @@ def compilation(device_name: str, dtype_name: str, progress: Progress) -> Abstra
 
 
 def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads: int) -> Kernels:
-    """The kernels for a torch device ("cuda:1"), one of DTYPES and one of KV_DTYPES, and so many CPU threads.
+    """The kernels for a torch device ("cuda:1"), one of DTYPES, one of KV_DTYPES and a number of CPU threads.
 
     Sets the current CUDA device and torch's number of threads. Raises ModelError for a device that cannot be
     used, or on which one of the dtypes cannot be computed.

@@ -169,9 +169,9 @@ class DraftDecision:
         return min(most, sequence.end_length - at - 1)
 
     def _may_go_ahead(self, sequence: LiveSequence, state: DraftState) -> bool:
-        """Whether the row behind unanswered ones can be decided about now.
+        """Whether the row after unanswered ones can be decided about now.
 
-        Not if the draft executor has drafts for it, or could make some: it is asked behind known tokens.
+        Not if the draft executor has drafts for it, or could make some: it is asked after known tokens.
         """
         if not (self._ahead and sequence.is_predictable):
             return False
@@ -182,9 +182,9 @@ class DraftDecision:
         return not (self._may_ask and self._executor.candidate(sequence, state, 1) is not None)
 
     def _find_ahead(self, sequence: LiveSequence, state: DraftState, at: int) -> None:
-        """Find drafts for a row behind unanswered ones, which follows the first `at` tokens at most.
+        """Find drafts for a row after unanswered ones, which follows the first `at` tokens at most.
 
-        They are those for where the unanswered rows are likely to end: behind all their drafts, if what is
+        They are those for where the unanswered rows are likely to end: after all their drafts, if what is
         drafted now still begins with these.
         """
         state.ahead_at = at

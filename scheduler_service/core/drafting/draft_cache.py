@@ -1,6 +1,6 @@
 """One sequence's KV cache on the draft executor: how many of the sequence's known tokens it holds.
 
-The cache follows the target without being told. After k drafts on top of n + 1 known tokens its KV length
+The cache follows the target without a message. After k drafts on top of n + 1 known tokens its KV length
 is n + k. Whatever the verification accepts, the longest common prefix of the cached tokens and of the tokens
 known by then is kept; the rest is truncated in the next step that uses the cache, and that step's row feeds
 all known tokens after the prefix:

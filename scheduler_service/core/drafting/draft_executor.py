@@ -24,11 +24,11 @@ MIN_PATIENCE_S, MAX_PATIENCE_S = 0.05, 1.0
 """How long a sequence waits for drafts: PATIENCE_STEPS times the mean draft step, within these bounds."""
 
 MAX_DRAFT_LOSSES = 3
-"""A sequence gets no more drafts of a draft executor after so many of them were lost while they computed it,
-with no answer in between."""
+"""A sequence gets no more drafts of a draft executor after this many of them were lost while they computed
+it, with no answer in between."""
 
 _SMOOTHING = 0.1  # weight of the newest step in the mean
-_OUTLIER = 4.0  # a step counts as at most so many times the mean
+_OUTLIER = 4.0  # a step counts as at most this multiple of the mean
 
 
 class DraftExecutor:

@@ -33,7 +33,7 @@ class RestCalendar:
         self._awake[sequence] = state
 
     def rest(self, sequence: LiveSequence, steps: int) -> None:
-        """Let an awake sequence rest until so many more steps, at least 1, are answered."""
+        """Let an awake sequence rest until `steps` more steps, at least 1, are answered."""
         self._wakes_at[sequence] = end = self.step + steps
         self._by_step.setdefault(end, {})[sequence] = self._awake.pop(sequence)
 

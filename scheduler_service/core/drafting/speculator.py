@@ -189,7 +189,7 @@ class Speculator:
         return self._controller.target
 
     def stepped(self, step: SentStep, result: StepAnswer, seconds: float, *, always: bool) -> Work | None:
-        """The target answered a step after so many seconds: fit the step time to it.
+        """The target answered a step after `seconds`: fit the step time to it.
 
         Returns what the step computed, or None if it is not to be counted. If nothing has been drafted for a
         while, only one step in TIMED_STEPS is counted, or each with `always`.
@@ -263,7 +263,7 @@ def _work(step: SentStep, result: StepAnswer) -> Work:
 
 
 def _add_prompt(work: Work, kv: int, answer: RowAnswer) -> None:
-    """Count what a row has computed of a prompt behind its first `kv` tokens; nothing if it was refused."""
+    """Count what a row has computed of a prompt after its first `kv` tokens; nothing if it was refused."""
     tokens = max(0, answer.kv_length - kv)
     work.prompt += tokens
     work.attended += attended(kv, tokens)

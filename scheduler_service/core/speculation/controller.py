@@ -20,9 +20,9 @@ from scheduler_service.core.speculation.step_time import StepTime, Work
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-CAUTION = 1.1  # a draft must be worth so many times what it is expected to cost
+CAUTION = 1.1  # a draft must be worth this multiple of what it is expected to cost
 MIN_VALUE = 0.02  # tokens: a draft that adds less on average is not worth the core's own work
-DRAFTING_GAIN = 1.03  # the draft executor must promise so many times the rate without it
+DRAFTING_GAIN = 1.03  # the draft executor must promise this multiple of the rate without it
 AMORTIZED = 32  # cycles over which a draft cache's catching up must pay off
 PROBE_LENGTH = 4  # drafts of a sequence in a probe
 PROBE_EVERY = 32  # choices in a row without drafts until a probe
@@ -215,7 +215,7 @@ class Controller:
 
 
 def _with(base: Work, lengths: list[int]) -> Work:
-    """The step with so many drafts."""
+    """The step with drafts of these lengths."""
     return Work(base.rows, base.tokens + sum(lengths), base.context)
 
 

@@ -56,7 +56,7 @@ class DraftState:
         self.decided_at = -1  # tokens that the row would follow, if all unanswered drafts are accepted
         self.decided_with = -1  # known tokens
         self.ahead_at = -1  # as `decided_at`: the row need not wait for answers
-        self.plain_until = 0  # no drafts until so many tokens are known
+        self.plain_until = 0  # no drafts until this number of tokens is known
         self.index_stride = 1  # of the next update of the n-gram index
         self.promising_at = input_length  # known tokens at the last decision that had a promising candidate
         self.losses = 0  # draft executors lost while they computed it, since they last answered

@@ -96,7 +96,7 @@ class VerifiedDrafter:
 
 
 class GrammarDrafter(VerifiedDrafter):
-    """The tokens that one sequence's grammar forces, as far as the target has told them."""
+    """The tokens that one sequence's grammar forces, as far as the target has sent them."""
 
     __slots__ = ("_known", "_tokens")
 
@@ -106,15 +106,15 @@ class GrammarDrafter(VerifiedDrafter):
         self._tokens: tuple[int, ...] = ()
 
     def tell(self, known: int, tokens: tuple[int, ...]) -> None:
-        """Behind the first `known` tokens come these."""
+        """After the first `known` tokens come these."""
         self._known, self._tokens = known, tokens
 
     def drafts(self, known: int) -> tuple[int, ...]:
-        """What comes behind the first `known` tokens; empty: it was not told."""
+        """What comes after the first `known` tokens; empty: it is not known."""
         return self._tokens if known == self._known else ()
 
     def candidate(self, known: int, most: int) -> Candidate | None:
-        """For up to `most` drafts behind the first `known` tokens; None: there are none."""
+        """For up to `most` drafts after the first `known` tokens; None: there are none."""
         count = min(most, len(self.drafts(known)))
         if count < 1:
             return None

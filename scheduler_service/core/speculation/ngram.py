@@ -13,7 +13,7 @@ SEARCH_MATCH = 32  # tokens: a search does not tell longer matches apart
 SEARCH_CANDIDATES = 8  # most recent occurrences that a search looks at
 UPDATE_BUDGET = 512  # tokens indexed by one update
 LAZY = 32  # tokens that follow the match until they are indexed
-SPARSE_STRIDE = 8  # of tokens that are indexed sparsely, one pair of so many is
+SPARSE_STRIDE = 8  # of tokens that are indexed sparsely, one pair of this number is
 
 
 class NgramIndex:
@@ -66,7 +66,7 @@ class NgramIndex:
     def update(self, budget: int = UPDATE_BUDGET, stride: int = 1) -> int:
         """Follow the appended tokens, and index at most `budget` tokens; returns how many were indexed.
 
-        stride: 1, or SPARSE_STRIDE, which indexes one pair of so many, at a fraction of the cost. A later
+        stride: 1, or SPARSE_STRIDE, which indexes one pair of that many, at a fraction of the cost. A later
         repetition of these tokens is then found up to stride - 1 tokens later, and only if it is longer.
 
         A long prompt is indexed over several updates, oldest first; until then matches are found in the

@@ -125,7 +125,7 @@ class StepTime:
         return first + later + prompt + self._context * work.context * work.steps + ragged
 
     def prompt_s(self, kv: int, tokens: int, scored: int, *, first: bool) -> float:
-        """Seconds that so many tokens of a prompt, `scored` of them with a score, add to a step that decodes.
+        """Seconds that `tokens` of a prompt, `scored` of them with a score, add to a step that decodes.
 
         kv: tokens of the prompt before them. first: no other prompt has tokens in the step.
         """
@@ -239,7 +239,7 @@ def _features(work: Work) -> Floats:
 
 
 def attended(kv: int, tokens: int) -> int:
-    """`Work.attended` of so many tokens of a prompt behind its first `kv`."""
+    """`Work.attended` of `tokens` of a prompt after its first `kv`."""
     return tokens * kv + tokens * (tokens - 1) // 2
 
 

@@ -84,7 +84,7 @@ class AccountWaits:
 
     @property
     def has_many(self) -> bool:
-        """So many priorities are kept apart that `merge` should be called."""
+        """More priorities are kept apart than are worth it: `merge` should be called."""
         return len(self._by_priority) > self._most
 
     def merge(self, priorities: Collection[int]) -> None:

@@ -149,7 +149,7 @@ def decode_result(plan: PlannedStep, message: pb.StepResult, bounds: Bounds) -> 
         start = end
     for error in rows.errors:
         _refuse(results[error.index], error)
-    for row, answer in zip(plan.rows, results):  # noqa: B905  # the openings' come behind
+    for row, answer in zip(plan.rows, results):  # noqa: B905  # the openings' answers come after these
         if answer.code:
             continue
         before = 0 if row.is_bound else row.kv_length

@@ -44,7 +44,7 @@ class EvaluationTask(Protocol):
 
     @property
     def min_tokens(self) -> int:
-        """So many tokens will be computed, or more."""
+        """The least number of tokens that will be computed."""
 
     def evaluation(self, ids: Sequence[array[int]], max_tokens: int) -> Evaluation | None:
         """What the core has to do, given the token ids of `items`; None: nothing.

@@ -1,7 +1,7 @@
 """Rerank: from the request to its reply.
 
 With YES_NO the model reads the prompt of Qwen3-Reranker (arXiv:2506.05176, and the model's card) through its
-own chat template. "yes" and "no" are scored behind it, as two inputs; the second one finds the first one's
+own chat template. "yes" and "no" are scored after it, as two inputs; the second one finds the first one's
 prompt in the prefix cache.
 """
 

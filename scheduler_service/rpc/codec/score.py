@@ -61,7 +61,7 @@ class ScoreTask:
         self._inputs: list[EvaluationInput] = []
 
     def _input(self, field: str, given: pb.ScoreInput) -> tuple[_Part | None, _Part]:
-        """The prompt, and what is scored behind it."""
+        """The prompt, and what is scored after it."""
         prompt: _Part | None = None
         match given.WhichOneof("prompt"):
             case "prompt_text":

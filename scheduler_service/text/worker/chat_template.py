@@ -89,7 +89,7 @@ class ChatTemplate:
         The size is checked while the text is rendered: at most `max_bytes` in UTF-8. `now` is the template's
         current time. `arguments` are further variables of the template, `tools` what the model may call. With
         `continues` the text ends where the content of the last message does, instead of where a new turn
-        begins; without `opens` it ends behind the last message.
+        begins; without `opens` it ends after the last message.
         Raises ChatTemplateError, RenderedTooLargeError, MemoryError.
         """
         moment = now or datetime.now()

@@ -1,6 +1,6 @@
 """Control tokens come from the chat template alone: text of messages that spells one stays plain text.
 
-A template writes its own control tokens and the messages' contents into one text, where they can't be told
+A template writes its own control tokens and the messages' contents into one text, where they can't be split
 apart: content may spell a token, or a part of one that the template or the next message completes. So a chat
 whose contents hold parts of control tokens is rendered a second time, *marked*: in the contents, each
 character that occurs in control tokens is replaced by one of a private-use area (a mark).

@@ -45,5 +45,5 @@ def balanced(executor: Executor, status: pb.GetStatusResponse | None = None) -> 
 
 
 def pages(tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
+    """Pages that hold `tokens` tokens."""
     return -(-tokens // page_size)

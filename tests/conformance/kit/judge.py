@@ -63,7 +63,7 @@ class Judge:
             np.testing.assert_allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
 
     def logits(self, tokens: Tokens[int], first: int) -> NDArray[np.float32]:
-        """Raw logits behind tokens[first], tokens[first + 1], ...: [len(tokens) - first, vocabulary]."""
+        """Raw logits after tokens[first], tokens[first + 1], ...: [len(tokens) - first, vocabulary]."""
         size = len(tokens) * self.executor.vocab * 4
         if self.executor.can("FORWARD") and size <= self.executor.limits.max_full_logits_bytes:
             return forward_logits(self.executor, tokens)[first:]

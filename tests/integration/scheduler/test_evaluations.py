@@ -45,7 +45,7 @@ async def stub(stack: Stack) -> AsyncIterator[rpc.SchedulerServiceAsyncStub]:
 
 
 def logprobs_of(tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Of the next token behind each of these, [tokens, vocabulary]."""
+    """Of the next token after each of these, [tokens, vocabulary]."""
     (whole,) = MODEL.forward_once([np.array(tokens, np.int32)], frozenset({"logits"}))
     assert whole.logits is not None
     return log_softmax(whole.logits)

@@ -29,7 +29,7 @@ STEP = {
     "_attention_kernel", "_survey_kernel", "_pick_kernel", "_accept_kernel",
 }  # fmt: skip
 LATE = {"_count_kernel", "_penalize_kernel", "_publish_kernel"}
-"""What rows with penalties launch behind the step."""
+"""What rows with penalties launch after the step."""
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def check_rows_behind_drafts(ahead: Launching, host: Launching, seed: int, atol:
         return list(host.launch([replace(one, masked_later=False) for one in rows]).outputs())
 
     def with_drafts(rows: list[ForwardRow], told: list[RowOutput]) -> list[list[int]]:
-        """What comes behind computed rows, but for some of the last ones."""
+        """What comes after computed rows, but for some of the last ones."""
         wanted = rng.integers(1, 5, len(rows)).tolist()
         found: list[list[int]] = [[] for _ in rows]
         for _ in range(1 + max(wanted)):

@@ -121,7 +121,7 @@ def test_pages_of_8_bits_equal_plain_torch(
 
 @pytest.mark.parametrize("pages", LARGEST)
 def test_a_chunk_has_the_bits_that_it_has_in_one_piece(pages: torch.dtype) -> None:
-    """It attends to its own keys and values as they were rounded, like the chunks behind it."""
+    """It attends to its own keys and values as they were rounded, like the chunks after it."""
     over = Over8Bits(16, 16, False, torch.float32, pages)
     qkv = over.qkv(20)
     whole = over.run(0, 0, qkv)

@@ -76,7 +76,7 @@ class Oracle:
         self._runner = HostRunner(backend.model, Whole(), caches, page)
 
     def __call__(self, known: list[int], count: int, seed: int) -> list[int]:
-        """The next `count` tokens; fewer at the end of the context, none behind nothing."""
+        """The next `count` tokens; fewer at the end of the context, none after nothing."""
         found: list[int] = []
         while known and len(found) < count and len(known) + len(found) < CONTEXT:
             whole = make_row(

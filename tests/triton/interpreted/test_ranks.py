@@ -120,7 +120,7 @@ def test_prompts_are_scored_and_pooled_as_in_one_process(two: LeaderBackend, hos
 def test_a_row_behind_drafts_that_are_not_read_starts_where_these_end_on_every_rank(
     two: LeaderBackend, host: HostRunner, seed: int
 ) -> None:
-    """Also where only rank 0 knows what was picked: behind penalties, biases, masks."""
+    """Also where only rank 0 knows what was picked: after penalties, biases, masks."""
     check_rows_behind_drafts(two, host, seed, ATOL)
 
 

@@ -63,7 +63,7 @@ def found(step: StepBuffer, ends: RowEnds, history: TokenPages) -> Resolved:
 
 
 def test_rows_that_follow_are_what_they_are_where_the_step_before_ends() -> None:
-    """All but the first, each behind another number of rejected drafts; padded, whose tokens go to page 0."""
+    """All but the first, each after another number of rejected drafts; padded, whose tokens go to page 0."""
     late = [0, 3, 0, 0, 2, 15, 7]
     ends = RowEnds.of(64, CPU)
     actual, assumed = [], []
@@ -113,8 +113,8 @@ def test_a_row_ends_behind_the_drafts_that_were_picked_in_their_places() -> None
     picks = torch.from_numpy(layout.tokens[np.minimum(layout.outputs + 1, len(layout.tokens) - 1)].copy())
     wrong = 1 + 40 + 20  # of the third row, the 21st pick
     picks[wrong] = 7
-    picks[1 + 39] = 8  # behind all drafts of the second
-    picks[1 + 40 + 34] = 9  # behind no draft of the last
+    picks[1 + 39] = 8  # after all drafts of the second
+    picks[1 + 40 + 34] = 9  # after no draft of the last
     ends = RowEnds.of(64, CPU)
     targets = torch.tensor([5, 6, 7, 8, 9], dtype=torch.int32)
     history = TokenPages(100, PAGE, CPU)

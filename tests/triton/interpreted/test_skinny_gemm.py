@@ -42,7 +42,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def among_nan(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random rows, whose lines lie apart, with NaN between and behind them."""
+    """Random rows, whose lines lie apart, with NaN between and after them."""
     whole = torch.full((rows + 2, k + 7), torch.nan, dtype=dtype)
     whole[:rows, :k] = torch.randn(rows, k)
     return whole[:rows, :k]

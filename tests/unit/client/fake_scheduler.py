@@ -36,7 +36,7 @@ def rich_status(code: int, message: str, reason: str, retry_after_s: float | Non
 class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer):
     """By prompt: "forever" never ends, "midway" fails after a delta, "full" is refused; else three words.
 
-    A chat that asks "why" has reasoning before them. One with tools has calls of them behind, unless it ends
+    A chat that asks "why" has reasoning before them. One with tools has calls of them after, unless it ends
     with a tool's answer; their arguments are the question, if it is JSON.
     """
 

@@ -49,7 +49,7 @@ def output_of(ids: list[int], count: int, *, chat: bool) -> Output:
 def replies(
     request: pb.GenerateRequest, draw: random.Random, *, cached_tokens: int = 0
 ) -> Iterator[pb.GenerateResponse]:
-    """A whole stream, cut into deltas as `draw` likes; the text lags one token behind the ids."""
+    """A whole stream, cut into deltas as `draw` likes; the text lags one token after the ids."""
     max_tokens = request.stop.max_tokens or 10
     had = {one.index: one for one in request.continuation.completions}
     if request.HasField("continuation"):

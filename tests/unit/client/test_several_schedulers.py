@@ -55,7 +55,7 @@ class Fake(scheduler_pb2_grpc.SchedulerServiceServicer):
             if number == after and end is not None:
                 await end(context)
             yield message
-        if end is not None:  # behind all messages
+        if end is not None:  # after all messages
             await end(context)
 
     async def GenerateUnary(  # noqa: N802

@@ -74,7 +74,7 @@ class Deferring:
         self.launches = 0
         self.open_lengths = 0  # rows that followed one with drafts
         self.followed = 0  # rows that followed another
-        self.masked_later = 0  # of these, rows whose mask came behind their launch
+        self.masked_later = 0  # of these, rows whose mask came after their launch
         self.unanswered: deque[DeferredForward] = deque()
         self._stream: deque[DeferredForward | partial[None]] = deque()  # launches and copies, in their order
         self._last: DeferredForward | None = None

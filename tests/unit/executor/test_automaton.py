@@ -28,7 +28,7 @@ def walks(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
 
 
 def outputs(grammar: TableGrammar, turns: list[tuple[int, list[int]]]) -> Iterator[list[int]]:
-    """The output behind each turn of a walk."""
+    """The output after each turn of a walk."""
     output: list[int] = []
     for keep, choices in turns:
         output = output[:keep]

@@ -72,7 +72,7 @@ class AdaptedPrompts(Harness):
 
 
 def scores(name: str, adapter: str, p: int = 1) -> NDArray[np.float32]:
-    """Logprobs of PROMPT[p:], token by token: each from the full logits behind the tokens before it."""
+    """Logprobs of PROMPT[p:], token by token: each from the full logits after the tokens before it."""
     h, found = AdaptedPrompts(name), []
     for end in range(p, len(PROMPT)):
         logits = h.opened(end, adapter, PROMPT[:end], FULL).logits
@@ -81,7 +81,7 @@ def scores(name: str, adapter: str, p: int = 1) -> NDArray[np.float32]:
 
 
 def states(name: str, adapter: str) -> NDArray[np.float32]:
-    """The hidden state behind each token of the prompt, each computed alone."""
+    """The hidden state after each token of the prompt, each computed alone."""
     h = AdaptedPrompts(name)
     return np.stack([h.opened(n, adapter, PROMPT[:n], HIDDEN).hidden for n in range(1, len(PROMPT) + 1)])
 
@@ -97,7 +97,7 @@ def true_for(calls: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_prompt_is_scored_with_its_own_adapter(name: str) -> None:
-    """Beside other adapters and none, behind a hit of its own pages, and in chunks."""
+    """Beside other adapters and none, after a hit of its own pages, and in chunks."""
     h = AdaptedPrompts(name)
     expected = {adapter: scores(name, adapter).tolist() for adapter in ("", "a", "b")}
     assert len({tuple(one) for one in expected.values()}) == 3

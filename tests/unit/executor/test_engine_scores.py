@@ -202,7 +202,7 @@ def test_a_mean_has_the_same_bits_however_the_prompt_is_cut() -> None:
 
 
 def test_a_vector_of_what_was_fed_last() -> None:
-    """Behind the prompt, a row with OUTPUT_MODE_HIDDEN returns the state of the last token that it feeds."""
+    """After the prompt, a row with OUTPUT_MODE_HIDDEN returns the state of the last token that it feeds."""
     engine = harness()
     token = engine.row(opening(1, PROMPT)).tokens
     found = engine.row(row(1, len(PROMPT), output=HIDDEN))
@@ -276,7 +276,7 @@ def test_a_mean_behind_a_row_that_samples_is_refused_before_that_row_is_answered
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("item", [scored(1, 2, limit=3), pooled(1, limit=3)])
 def test_an_abandoned_step_leaves_scores_and_means_as_they_were(item: Opening, wanted: int) -> None:
-    """Undone behind any of its forwards, and done again."""
+    """Undone after any of its forwards, and done again."""
     alone = run_out(harness(), item, output=item.output)[-1]
     engine = harness(max_piece_tokens=4)
     engine.row(item)

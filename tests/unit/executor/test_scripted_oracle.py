@@ -55,7 +55,7 @@ def backend(script: Path) -> ScriptedOracle:
 
 
 def row(output: bytes, *, prompt: bytes = PROMPT, outputs: int = 1, sampling: Sampling = WILD) -> ForwardRow:
-    """A row that feeds all of a sequence, and samples behind its last `outputs` tokens."""
+    """A row that feeds all of a sequence, and samples after its last `outputs` tokens."""
     return make_row(
         [*prompt, *output],
         TABLE,

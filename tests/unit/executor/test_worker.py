@@ -105,7 +105,7 @@ async def test_the_age_of_a_running_job_is_known(worker: DeviceWorker) -> None:
 
 
 async def test_what_is_queued_renews_its_lease_before_leases_expire() -> None:
-    """A step that waited behind a long one must not find its session gone."""
+    """A step that waited after a long one must not find its session gone."""
     harness, gate = Harness(), Gate()
     engine = harness.engine
     worker = DeviceWorker(tick_s=0.01)
@@ -150,7 +150,7 @@ async def test_the_mask_of_the_next_row_is_computed_while_nothing_else_is_to_be_
     await worker.start(lambda: harness.engine)
     first = Opening(1, np.array(PROMPT, np.int32), 3, 0, Sampling(grammar=grammar))
     await worker.submit_step(plan(first), kept=True)
-    for _ in range(2):  # the opening's, and that of the row behind it, which nobody has asked for
+    for _ in range(2):  # the opening's, and that of the row after it, which nobody has asked for
         assert await asyncio.to_thread(computed.acquire, timeout=10)
     await worker.submit_step(plan(row(1, 3)), kept=True)
     assert await asyncio.to_thread(computed.acquire, timeout=10)

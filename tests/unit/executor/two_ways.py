@@ -61,7 +61,7 @@ class Client:
         self.random, self.serial, self.continues, self.share = random, serial, continues, share
         self.session = serial.engine.store.sessions.get(0)
         self.foreseen: dict[int, int] = {}
-        self.bounds: dict[int, int] = {}  # lengths behind the last plan if all drafts are accepted
+        self.bounds: dict[int, int] = {}  # lengths after the last plan if all drafts are accepted
         self.next_id = 1
         self.adapters: tuple[bytes, ...] = ()  # to choose from
         self.asks_of_prompts = False  # scores and vectors

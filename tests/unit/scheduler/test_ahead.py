@@ -139,7 +139,7 @@ def alone(share: float) -> list[int]:
 @pytest.mark.parametrize("length", [None, 4])
 @pytest.mark.parametrize("depth", [2, 3])
 def test_drafts_do_not_wait_for_the_answer_to_those_before_them(length: int | None, depth: int) -> None:
-    """Those behind an unanswered verification follow its last draft and the token behind that."""
+    """Those after an unanswered verification follow its last draft and the token after that."""
     harness = Harness(FakeExecutor(CAPACITY, repeating(10, 0.9)), CoreConfig(max_in_flight=depth))
     harness.add(speculating(length))
     depths, bounds, both = [], 0, 0
@@ -185,7 +185,7 @@ def test_a_row_behind_drafts_that_lacks_a_page_waits_and_preempts_nobody() -> No
 
 
 def test_pages_are_set_aside_anew_when_drafts_were_rejected() -> None:
-    """Behind three accepted drafts a row would end on the page where it begins; behind none it needs one."""
+    """After three accepted drafts a row would end on the page where it begins; after none it needs one."""
     harness = ahead()
     harness.add(make_request("a", range(5), max_tokens=40))
     sent(harness)

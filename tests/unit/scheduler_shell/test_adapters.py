@@ -241,7 +241,7 @@ async def test_a_load_whose_caller_leaves_goes_on() -> None:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         fake.loading.set()
-        async with served.admin._turn:  # behind the load
+        async with served.admin._turn:  # after the load
             assert served.wanted.find("sql") == SQL
 
 

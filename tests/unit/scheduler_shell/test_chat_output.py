@@ -207,7 +207,7 @@ def test_any_split_of_the_tokens_gives_the_same_output(
     completion.finish(ENDED)
     got = Got().add(completion.take(0.0))
     if got.text == one_by_one.text and completion.stop_string is not None:
-        got.ids = one_by_one.ids  # those behind a stop string in the same step are sent too
+        got.ids = one_by_one.ids  # those after a stop string in the same step are sent too
         got.reasoning_tokens = one_by_one.reasoning_tokens
     assert got == one_by_one
 

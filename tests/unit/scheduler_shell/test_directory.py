@@ -448,7 +448,7 @@ def test_a_peers_claim_of_another_address_gives_way_to_an_announcer_and_its_own_
     says("10.0.0.2:1", "10.0.0.2:1", "two")
     assert writers() == {"10.0.0.3:1": "actor", "10.0.0.2:1": "peer 10.0.0.2:1"}
     assert not announce("other", "10.0.0.2:1", "five")
-    # Behind a name that leads to several schedulers, an older one may follow.
+    # After a name that leads to several schedulers, an older one may follow.
     says("balancer:1", "10.0.0.6:1", "six")
     says("balancer:1", "10.0.0.7:1", "seven")
     assert writers()["10.0.0.7:1"] == "peer balancer:1"

@@ -159,7 +159,7 @@ def test_what_follows_a_prompt_gets_no_bos() -> None:
     assert [item.begins for item in task.items if isinstance(item, PlainItem)] == [True, False, False, True]
     evaluation = task.evaluation([array("I", [2, 3]), array("I", [4]), array("I", [5]), array("I", [6])], 64)
     assert evaluation is not None
-    # The single token behind nothing has no score: it needs not be computed.
+    # The single token after nothing has no score: it needs not be computed.
     assert [(list(one.tokens), one.scored_from) for one in evaluation.inputs] == [([2, 3, 4], 2), ([1, 5], 1)]
 
 

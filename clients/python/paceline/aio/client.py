@@ -181,7 +181,7 @@ class Client:
     ) -> ScoreReply:
         """Logprobs and perplexity of texts, or of what follows prompts. Nothing is generated.
 
-        `top_logprobs` adds so many most likely ids at each token; 0: none. Raises InvalidRequest for inputs
+        `top_logprobs`: number of most likely ids at each token too; 0: none. Raises InvalidRequest for inputs
         that are empty, too long, more than `limits.max_inputs`, or whose reply would be too large;
         Unsupported if the model can't score.
         """
@@ -208,7 +208,7 @@ class Client:
     ) -> EmbedReply:
         """A vector for each text, [inputs][dimensions].
 
-        `pooling`: "last", "mean" or "cls". `dimensions` keeps the first so many values (default: all
+        `pooling`: "last", "mean" or "cls". `dimensions`: number of values kept, the first ones (default: all
         `ModelInfo.embedding_size`); with `normalize` vectors are then scaled to length 1. `prompt` is a text
         before each of `inputs` that is text, `prompt_name` the name of one of the model's own. Defaults are
         the model's own: `ModelInfo.embedding`. Raises InvalidRequest as `score` does; Unsupported if the
@@ -245,9 +245,9 @@ class Client:
         """Documents in the order of how well they answer a query, best first.
 
         `method`: "yes_no" (the default; for models trained to judge so, as Qwen3-Reranker, with a chat
-        template) or "likelihood", for any model. `instruction` says what makes a document fit. `top_n`
-        returns the best so many; 0: all. Raises InvalidRequest as `score` does; Unsupported if the model
-        can't score.
+        template) or "likelihood", for any model. `instruction` says what makes a document fit. `top_n`:
+        how many are returned, the best; 0: all. Raises InvalidRequest as `score` does; Unsupported if the
+        model can't score.
         """
         request = rerank_request(query, documents, method, instruction, top_n, options)
         reply = await self._schedulers.call(

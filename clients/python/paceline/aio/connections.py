@@ -253,8 +253,8 @@ class SchedulerConnections:
             try:
                 if not self._known.is_checked(address):  # their replies do not say which model answered
                     asked, left_s = pb.GetModelInfoRequest(), attempts.timeout_s(time.monotonic())
-                    told = await reply_of(endpoint.scheduler.GetModelInfo, asked, left_s, metadata)
-                    await self._check_model(address, told.model_fingerprint)
+                    served = await reply_of(endpoint.scheduler.GetModelInfo, asked, left_s, metadata)
+                    await self._check_model(address, served.model_fingerprint)
                 left_s = attempts.timeout_s(time.monotonic())
                 reply = await reply_of(method(endpoint), request, left_s, metadata)
             except errors.PacelineError as error:

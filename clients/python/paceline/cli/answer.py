@@ -23,7 +23,7 @@ class StreamedAnswer:
     """
 
     def __init__(self) -> None:
-        self._reasons = False  # whether the cursor is behind reasoning
+        self._reasons = False  # whether the cursor is after reasoning
 
     def add(self, delta: Delta) -> None:
         """Write what a delta adds, but for its tool calls: see `end`."""

@@ -47,7 +47,7 @@ def embed(
         ),
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="Keep the first so many values.", show_default="all")
+        int | None, typer.Option(min=1, help="Number of values kept, the first.", show_default="all")
     ] = None,
     normalize: Annotated[
         bool | None,

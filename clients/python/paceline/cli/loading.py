@@ -77,10 +77,10 @@ def wait_for_model(client: Client) -> None:
 
 
 def _progress(client: Client) -> tuple[str, float]:
-    """What an executor is loading, and the fraction that is done; administrators alone are told."""
+    """What an executor is loading, and the fraction that is done; only administrators see it."""
     try:
         details = [one.detail for one in client.executors(timeout_s=_STATUS_TIMEOUT_S) if not one.connected]
     except errors.PacelineError:
         details = []
-    told = [found for detail in details if (found := _PROGRESS.fullmatch(detail))]
-    return (told[0][1], int(told[0][2]) / 100) if told else ("waiting for the model", 0.0)
+    reports = [found for detail in details if (found := _PROGRESS.fullmatch(detail))]
+    return (reports[0][1], int(reports[0][2]) / 100) if reports else ("waiting for the model", 0.0)

@@ -42,14 +42,14 @@ def rerank(
     instruction: Annotated[
         str | None, typer.Option(help="What makes a document fit.", show_default="it answers the query")
     ] = None,
-    top_n: Annotated[int | None, typer.Option("--top-n", "-n", min=1, help="Print the best so many.")] = None,
+    top_n: Annotated[int | None, typer.Option("--top-n", "-n", min=1, help="Documents printed.")] = None,
     model: Adapter = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per document: index, score, document.")
     ] = False,
     timeout_s: TimeoutS = None,
 ) -> None:
-    """Print documents by how well they answer a query, best first, each behind its score.
+    """Print documents by how well they answer a query, best first, each after its score.
 
     paceline rerank --method likelihood "Why is the sky blue?" "Grass is green." "Air scatters blue light."
 

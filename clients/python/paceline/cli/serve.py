@@ -364,7 +364,7 @@ async def _tell_what_to_try(stack: Stack) -> None:
     stderr.print(
         f'[dim]Try: paceline generate {where}{chat}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True
     )
-    told = dict(tokenizer.generation_defaults)
-    told.setdefault("temperature", 1.0)  # as the contract says
-    words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(told.items(), reverse=True))
+    defaults = dict(tokenizer.generation_defaults)
+    defaults.setdefault("temperature", 1.0)  # as the contract says
+    words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(defaults.items(), reverse=True))
     stderr.print(f"[dim]Sampling, where a request sets none: {words}[/]", highlight=False, soft_wrap=True)

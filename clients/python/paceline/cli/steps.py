@@ -25,8 +25,8 @@ _HEAD = "time          step   ms  (predicted)  prompt decode verify  tokens  pag
 def steps(
     context: typer.Context,
     *,
-    seconds: Annotated[float, typer.Option(help="Stop after so many seconds; 0: with Ctrl-C.", min=0)] = 0,
-    last: Annotated[float, typer.Option(help="Begin with the steps of the last so many seconds.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="Seconds until it stops; 0: with Ctrl-C.", min=0)] = 0,
+    last: Annotated[float, typer.Option(help="Begin with steps of this many seconds ago.", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the steps to this file instead.")
     ] = None,

@@ -1,4 +1,4 @@
-"""For tests of programs that call Paceline: a scheduler that is told what to answer, and a live service.
+"""For tests of programs that call Paceline: a scheduler that answers as the test says, and a live service.
 
 `FakeScheduler` answers in this process, at once, slowly or with any error. `LiveService` runs a scheduler and
 an executor without a model as processes. pytest has both as fixtures, whose names begin with `paceline_`:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 Outcome = Literal["running", "answered", "failed", "left"]
-"""`failed`: with an error, as told or because it was aborted. `left`: the client cancelled, or its deadline
+"""`failed`: with an error, as wanted or because it was aborted. `left`: the client cancelled, or its deadline
 passed."""
 
 _SLICE_S = 0.5  # a wait is cut into these, to notice that the interpreter ends

@@ -86,18 +86,18 @@ class FakeScheduler:
 
     def reply(
         self,
-        told: str | Sequence[str] | FakeReply | Fault,
+        reply: str | Sequence[str] | FakeReply | Fault,
         *,
         to: str | None = None,
         times: int | None = None,
     ) -> None:
-        """Give this reply to the next calls of Generate and GenerateUnary that nothing told earlier answers.
+        """Give this reply to the next calls of Generate and GenerateUnary that no earlier reply answers.
 
         A string, or a sequence with the text of each delta, is short for a FakeReply of that text; a fault
         alone for one without text. `to`: only to prompts in which this regular expression is found (of a
-        chat: in the last message). `times`: to so many calls; None: to any number. Raises ValueError.
+        chat: in the last message). `times`: to this number of calls; None: to any number. Raises ValueError.
         """
-        self._rules.add(reply_of(told), to, times)
+        self._rules.add(reply_of(reply), to, times)
 
     def forget(self) -> None:
         """Drop all replies; `calls` stay."""
@@ -110,5 +110,5 @@ class FakeScheduler:
         self.unanswered.append(call)
         shown = call.prompt if len(call.prompt) <= _SHOWN else f"{call.prompt[:_SHOWN]}..."
         return FakeReply(
-            fault=FakeError("INTERNAL", f"the FakeScheduler was told no reply (any more) to {shown!r}")
+            fault=FakeError("INTERNAL", f"the FakeScheduler has no reply (any more) to {shown!r}")
         )

@@ -1,4 +1,4 @@
-"""What a FakeScheduler is told to answer: texts, delays and faults. Frozen dataclasses."""
+"""What a FakeScheduler answers: texts, delays and faults. Frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FakeError:
 
     `reason` is an ErrorReason of scheduler.proto without its prefix ("QUEUE_FULL"), and selects the status
     code. `after` is the number of deltas that are sent before. `retry_after_s`, in seconds: by default 1 for
-    reasons where waiting helps, if nothing was sent; else none is told. `field` names the request's field at
+    reasons where waiting helps, if nothing was sent; else there is none. `field` names the request's field at
     fault. Raises ValueError for an unknown reason or a negative number.
     """
 
@@ -84,7 +84,7 @@ class FakeError:
 
     @property
     def retry_s(self) -> float | None:
-        """The retry time that the client is told, in seconds; None: none."""
+        """The retry time that the client gets, in seconds; None: none."""
         if self.retry_after_s is None and self.reason in _RETRYABLE and not self.after:
             return _WAIT_S
         return self.retry_after_s
@@ -126,11 +126,11 @@ class FakeReply:
 
     A `text` that is one string is sent word by word; a sequence has the text of each delta. What the model
     writes before its answer (`reasoning`) and the calls that it asks for (`tool_calls`) are one delta each,
-    before and behind the text. `first_delay_s` seconds pass before the first message, and `delay_s` before
+    before and after the text. `first_delay_s` seconds pass before the first message, and `delay_s` before
     each further delta. With a `fault` the call does not end well.
 
     The reply is sent as it is: `max_tokens`, stop strings, schemas and sampling parameters do not change it.
-    Its tokens are the bytes of its UTF-8. Raises ValueError for a fault behind the last delta.
+    Its tokens are the bytes of its UTF-8. Raises ValueError for a fault after the last delta.
     """
 
     text: str | Sequence[str] = ""
@@ -163,14 +163,14 @@ class FakeReply:
         return deltas
 
 
-def reply_of(told: str | Sequence[str] | FakeReply | Fault) -> FakeReply:
+def reply_of(given: str | Sequence[str] | FakeReply | Fault) -> FakeReply:
     """A reply: what it is short for, if it is not one."""
-    match told:
+    match given:
         case FakeReply():
-            return told
+            return given
         case FakeError() | FakeLoss() | FakeStall():
-            return FakeReply(fault=told)
-    return FakeReply(told)
+            return FakeReply(fault=given)
+    return FakeReply(given)
 
 
 def _check_after(after: int) -> None:

@@ -19,7 +19,7 @@ class _Rule:
 
 
 class ReplyRules:
-    """Replies in the order in which they were told. Safe for threads."""
+    """Replies in the order in which they were given. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class ReplyRules:
         ] = {}  # by request id: its reply, and attempts lost so far
 
     def add(self, reply: FakeReply, pattern: str | None, times: int | None) -> None:
-        """Add a reply behind the others. Raises ValueError if it could never be given."""
+        """Add a reply after the others. Raises ValueError if it could never be given."""
         if times is not None and times < 1:
             raise ValueError(f"times {times} is less than 1")
         try:

@@ -193,7 +193,7 @@ class FakeServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         raise _ClientLeft
 
     def _strike(self, call: ReceivedCall, reply: FakeReply, sent: int) -> None:
-        """Let the reply's fault happen, if it comes after so many deltas."""
+        """Let the reply's fault happen, if it comes after `sent` deltas."""
         fault = reply.fault
         if fault is None or fault.after != sent:
             return
@@ -209,7 +209,7 @@ class FakeServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         context.abort_with_status(
             rich_status(
                 error.code,
-                error.message or f"{error.reason}: as the FakeScheduler was told",
+                error.message or f"{error.reason}: as the FakeScheduler was asked to fail",
                 reason=error.reason,
                 metadata={"field": error.field} if error.field else {},
                 field=error.field,

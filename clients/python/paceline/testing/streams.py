@@ -87,7 +87,7 @@ def stream_of(reply: FakeReply, request: pb.GenerateRequest, request_id: str) ->
 
 
 EOS_ID = 256
-"""The end of sequence, behind the ids of the bytes."""
+"""The end of sequence, after the ids of the bytes."""
 
 
 def prompt_bytes(request: pb.GenerateRequest | pb.TokenizeRequest) -> Sequence[int]:
@@ -105,13 +105,13 @@ def digest(token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
 
 
-def _check(told: pb.Continuation, prompt: Sequence[int]) -> None:
+def _check(continuation: pb.Continuation, prompt: Sequence[int]) -> None:
     for field, expected in (
         ("prompt_digest", digest(prompt)),
         ("model_fingerprint", FINGERPRINT),
         ("sampler", SAMPLER),
     ):
-        if getattr(told, field) != expected:
+        if getattr(continuation, field) != expected:
             name = f"continuation.{field}"
             raise StreamRefused(FakeError("CONTINUATION", f"{name}: is of another stream", field=name))
 

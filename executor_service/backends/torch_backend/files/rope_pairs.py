@@ -15,7 +15,7 @@ from executor_service.backends.torch_backend.files.scaled_numbers import ScaledN
 
 
 def order_of_halves(rows: int, head_dim: int, rotary_dim: int) -> NDArray[np.int64]:
-    """Which of so many rows, of whole heads stored as pairs, comes where; the last ones of a head stay."""
+    """Which of `rows` rows, of whole heads stored as pairs, comes where; the last ones of a head stay."""
     order = np.arange(head_dim)
     order[:rotary_dim] = order[:rotary_dim].reshape(-1, 2).T.flatten()
     places: NDArray[np.int64] = (np.arange(rows // head_dim)[:, None] * head_dim + order).flatten()

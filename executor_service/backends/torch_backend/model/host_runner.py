@@ -43,8 +43,8 @@ class HostRunner:
         self._tell(lambda: pack_rows(rows))
         return self._launch(rows)
 
-    def repeat(self, told: Numbers) -> None:
-        self._launch(unpack_rows(told))
+    def repeat(self, message: Numbers) -> None:
+        self._launch(unpack_rows(message))
 
     def copy_page(self, source: int, target: int) -> None:
         with torch.inference_mode():

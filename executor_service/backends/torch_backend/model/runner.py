@@ -26,8 +26,8 @@ class Runner(Protocol):
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         """As `Backend.launch`."""
 
-    def repeat(self, told: Numbers) -> None:
-        """On a rank above 0: its part of what rank 0's runner told."""
+    def repeat(self, message: Numbers) -> None:
+        """On a rank above 0: its part of what rank 0's runner announced."""
 
     def copy_page(self, source: int, target: int) -> None:
         """As `Backend.copy_page`."""

@@ -122,7 +122,7 @@ class LowRankKernels(Protocol):
         """An adapter for `step`, from the factors of its parts. Any thread may call. Raises ModelError."""
 
     def step(self, rows: Sequence[AdaptedRows], tokens: int) -> StepChanges:
-        """What adapters change in a batch of so many tokens; `rows` are in the order of the tokens."""
+        """What adapters change in a batch of `tokens` tokens; `rows` are in the order of the tokens."""
 
 
 class PlainLowRank:

@@ -232,7 +232,7 @@ def penalizes(s: Sampling) -> bool:
 
 
 def masks_stops(row: ForwardRow, length: int) -> bool:
-    """Whether the token behind the first `length` ones of the row's sequence may not be a stop id."""
+    """Whether the token after the first `length` ones of the row's sequence may not be a stop id."""
     s = row.sampling
     return bool(s.stop_token_ids) and max(length - row.prompt_length, 0) < s.min_tokens
 

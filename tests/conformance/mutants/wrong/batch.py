@@ -12,7 +12,7 @@ from tests.conformance.mutants.registry import mutant, wrap
 
 @mutant()
 def neighbours_poisoned() -> None:
-    """a refused row takes the rows behind it along"""
+    """a refused row takes the rows after it along"""
 
     def reserve(original: Any, self: RowReservation) -> StepRows:
         rows: StepRows = original(self)

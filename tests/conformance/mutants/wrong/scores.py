@@ -18,7 +18,7 @@ from tests.conformance.mutants.registry import mutant, wrap
 
 @mutant()
 def score_shifted_by_one() -> None:
-    """a token gets the score of the token behind it"""
+    """a token gets the score of the token after it"""
 
     def shifted(original: Any, row: AcceptedRow, end: int, **given: Any) -> Any:
         prompt = original(row, end, **given)

@@ -52,13 +52,13 @@ def draft_taken_on_trust() -> None:
 
 @mutant(SLOW)
 def bound_behind_drafts_taken_for_the_length() -> None:
-    """a row sent behind an unanswered verification goes on as if all its drafts had been accepted"""
+    """a row sent after an unanswered verification goes on as if all its drafts had been accepted"""
     wrap(AcceptedRow, "begin_at", lambda original, self, start: None)
 
 
 @mutant(SLOW)
 def last_sampled_token_taken_for_the_last_accepted_one() -> None:
-    """a row behind an unanswered verification feeds what was sampled behind the drafts that it rejected"""
+    """a row after an unanswered verification feeds what was sampled after the drafts that it rejected"""
 
     def resolved(original: Any, row: Any, former: Any, output: Any) -> Any:
         found = original(row, former, output)

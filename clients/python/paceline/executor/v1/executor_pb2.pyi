@@ -899,7 +899,7 @@ class Opening(_message.Message):
     prompt_length: _builtins.int
     """0: all; what follows is output (after a preemption)"""
     limit: _builtins.int
-    """compute at most so many tokens in this step; 0: all"""
+    """compute at most this number of tokens in this step; 0: all"""
     output: Global___OutputMode.ValueType
     top_k: _builtins.int
     """for OUTPUT_MODE_TOP_K"""
@@ -1000,11 +1000,11 @@ class Rows(_message.Message):
     def draft_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """compute at most so many pending tokens; default 0: all"""
+        """compute at most this number of pending tokens; default 0: all"""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """sample so many tokens, feeding each back; default 1; not with drafts"""
+        """sample this number of tokens, feeding each back; default 1; not with drafts"""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedScalarFieldContainer[Global___OutputMode.ValueType]:

@@ -99,7 +99,7 @@ class AdminServiceServicer:
 
     def UnloadAdapter(self, request, context):
         """At once requests that name the adapter are NOT_FOUND; live ones go on. Answers when none of these uses
-        the adapter any more and the executors were told to unload it, which goes on when the caller leaves. An
+        the adapter any more and the executors were asked to unload it, which goes on when the caller leaves. An
         executor that can't be reached then keeps it until it restarts. An unknown name is no error. Errors: none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

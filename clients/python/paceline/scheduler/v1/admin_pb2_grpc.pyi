@@ -58,7 +58,7 @@ class AdminServiceStub:
     """
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
     """At once requests that name the adapter are NOT_FOUND; live ones go on. Answers when none of these uses
-    the adapter any more and the executors were told to unload it, which goes on when the caller leaves. An
+    the adapter any more and the executors were asked to unload it, which goes on when the caller leaves. An
     executor that can't be reached then keeps it until it restarts. An unknown name is no error. Errors: none.
     """
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
@@ -89,7 +89,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
     """At once requests that name the adapter are NOT_FOUND; live ones go on. Answers when none of these uses
-    the adapter any more and the executors were told to unload it, which goes on when the caller leaves. An
+    the adapter any more and the executors were asked to unload it, which goes on when the caller leaves. An
     executor that can't be reached then keeps it until it restarts. An unknown name is no error. Errors: none.
     """
     ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
@@ -141,7 +141,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
         """At once requests that name the adapter are NOT_FOUND; live ones go on. Answers when none of these uses
-        the adapter any more and the executors were told to unload it, which goes on when the caller leaves. An
+        the adapter any more and the executors were asked to unload it, which goes on when the caller leaves. An
         executor that can't be reached then keeps it until it restarts. An unknown name is no error. Errors: none.
         """
 

@@ -863,7 +863,7 @@ class ToolChoice(_message.Message):
     name: _builtins.str
     """this tool, and no other; with REQUIRED"""
     max_calls: _builtins.int
-    """At most so many calls in the answer, 0..128; 0: any number. With AUTO or REQUIRED, else INVALID_ARGUMENT.
+    """The most calls in the answer, 0..128; 0: any number. With AUTO or REQUIRED, else INVALID_ARGUMENT.
     UNIMPLEMENTED without CAPABILITY_STRICT_TOOLS, as for `names`.
     """
     @_builtins.property
@@ -1097,7 +1097,7 @@ class StopConditions(_message.Message):
     max_tokens: _builtins.int
     """>= 1; unset: what fits"""
     min_tokens: _builtins.int
-    """no end or stop token before so many"""
+    """no end or stop token before this number of tokens"""
     ignore_eos: _builtins.bool
     include_stop_string: _builtins.bool
     """the text ends with the stop string that ended it"""
@@ -1367,7 +1367,7 @@ class GenerateRequest(_message.Message):
     """GetModelInfo's name, or that of one of its adapters; empty: the model. Others are NOT_FOUND."""
     returns: Global___Returns.ValueType
     prompt_logprobs: _builtins.int
-    """Set: logprobs of the prompt's tokens, each with the so many most likely tokens at its position;
+    """Set: logprobs of the prompt's tokens, each with this number of most likely tokens at its position;
     0..RequestLimits.max_logprobs. The whole prompt is computed, without a hit in the prefix cache.
     A continuation that has tokens brings none. UNIMPLEMENTED with GenerateUnary, and without
     CAPABILITY_PROMPT_LOGPROBS.
@@ -2007,7 +2007,7 @@ class ScoreRequest(_message.Message):
     priority: _builtins.int
     cache_salt: _builtins.str
     top_logprobs: _builtins.int
-    """So many most likely tokens at each position too, 0..RequestLimits.max_logprobs; unset: none."""
+    """How many most likely tokens at each position too, 0..RequestLimits.max_logprobs; unset: none."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -2214,7 +2214,7 @@ class EmbedRequest(_message.Message):
     normalize: _builtins.bool
     """Scale to Euclidean length 1; default: the model's own, EmbeddingInfo.normalize. A zero vector stays one."""
     dimensions: _builtins.int
-    """Keep the first so many values, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all."""
+    """How many values are kept, the first ones, before normalizing: 0..GetModelInfoResponse.embedding_size; 0: all."""
     prompt_text: _builtins.str
     """this text, joined without a space; empty: none"""
     prompt_name: _builtins.str
@@ -2357,7 +2357,7 @@ class RerankRequest(_message.Message):
     nothing, otherwise it stands between document and query.
     """
     top_n: _builtins.int
-    """return the best so many; 0, or more than there are: all"""
+    """how many are returned, the best; 0, or more than there are: all"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -3268,9 +3268,9 @@ class WatchStepsRequest(_message.Message):
     first_step: _builtins.int
     """by StepLog.first_step; 0: the oldest that the log has"""
     last_us: _builtins.int
-    """instead: the steps of the last so many microseconds"""
+    """instead: the steps of the last microseconds, this number of them"""
     max_steps: _builtins.int
-    """the stream ends behind so many; 0: it does not"""
+    """the stream ends after this number of steps; 0: it does not"""
     def __init__(
         self,
         *,

@@ -108,7 +108,7 @@ def tile_scales(pages: Pages, page: int, head: int, tile: int) -> int:
 
 @njit(nogil=True)
 def _slot_scale(pages: Pages, page: int, slot: int, head: int) -> int:
-    """The address of the scale of one position's key; that of its value is KIND_BYTES behind it."""
+    """The address of the scale of one position's key; that of its value is KIND_BYTES after it."""
     return tile_scales(pages, page, head, slot // LANES) + slot % LANES * SCALE_BYTES
 
 

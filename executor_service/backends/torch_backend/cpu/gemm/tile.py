@@ -3,7 +3,7 @@
 A *panel* holds 16 columns of a K x N matrix as contiguous rows of K. A tile keeps its sums in vector
 registers while it walks K once, so each result is one chain of additions in the order of K, whatever the
 number of rows and the width of vectors: **a row's result does not depend on its batch**. Written as LLVM IR,
-because no loop in Python keeps so many sums in registers. The scheme is the register blocking of BLIS (Van
+as no loop in Python keeps that many sums in registers. The scheme is the register blocking of BLIS (Van
 Zee, van de Geijn 2015). All addresses and strides are in bytes.
 """
 

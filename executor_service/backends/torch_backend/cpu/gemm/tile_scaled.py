@@ -22,7 +22,7 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import LAN
 
 HEADER_BYTES = 64
 ROW_BYTES = LANES
-SCALES_BYTES = 4 * LANES  # behind the rows of a group
+SCALES_BYTES = 4 * LANES  # after the rows of a group
 FP8_FACTOR = 256.0
 
 _BYTES = ir.VectorType(ir.IntType(8), VECTOR)

@@ -91,7 +91,7 @@ def _of_one_dtype(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def pack_panels(weight: torch.Tensor, before: int = 0) -> torch.Tensor:
-    """[n, k] to panels [ceil((before + n) / 16), k, 16], with zeros before and behind."""
+    """[n, k] to panels [ceil((before + n) / 16), k, 16], with zeros before and after."""
     n, k = weight.shape
     padded = torch.nn.functional.pad(weight, (0, 0, before, -(before + n) % LANES))
     packed: torch.Tensor = padded.reshape(-1, LANES, k).transpose(1, 2).contiguous()

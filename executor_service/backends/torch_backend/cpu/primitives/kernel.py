@@ -31,6 +31,6 @@ def _rows_of_chunk(rows: int, chunk: int) -> range:
 
 
 count_row_chunks = cast(Callable[[int], int], njit(nogil=True)(_count_row_chunks))
-"""How many chunks so many rows are cut into, by kernels that go row by row."""
+"""How many chunks a number of rows is cut into, by kernels that go row by row."""
 rows_of_chunk = cast(Callable[[int, int], range], njit(nogil=True)(_rows_of_chunk))
 """(rows, chunk): the rows of one of them."""

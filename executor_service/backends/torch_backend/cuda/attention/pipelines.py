@@ -114,7 +114,7 @@ class Multiprocessor:
         return cls(properties.shared_memory_per_multiprocessor, properties.max_threads_per_multi_processor)
 
     def programs(self, registers: int, shared_bytes: int, warps: int) -> int:
-        """Of a kernel with so many registers a thread, shared memory and warps a program; 0: none fits."""
+        """Programs at once on a multiprocessor, of a kernel with `registers` a thread; 0: none fits."""
         threads = _WARP * warps
         of_registers = -(-registers // _REGISTER_STEP) * _REGISTER_STEP * threads
         of_shared = shared_bytes + _RESERVED_BYTES

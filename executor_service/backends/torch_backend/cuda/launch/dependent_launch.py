@@ -2,7 +2,7 @@
 
 It hides the time that a kernel takes to start. `begin_kernel`, first in every kernel, makes it safe: it waits
 until the kernel before has completed and its stores are visible, and only then lets the next one start. That
-kernel has waited in the same way, so what follows `begin_kernel` runs behind all earlier kernels of the
+kernel has waited in the same way, so what follows `begin_kernel` runs after all earlier kernels of the
 stream. Before it, a kernel may only ask for weights, by `prefetch`: no kernel writes these, and asking for
 memory changes no result. `launch.dependent_launches` says where kernels are launched in this way. Those of
 libraries are launched plainly: they wait for the kernel before, and are waited for.

@@ -45,5 +45,5 @@ def tile_tokens(slots: Ints) -> tuple[Ints, Ints]:
 
 
 def max_tiles(tokens: int, slots: int) -> int:
-    """The most tiles that so many tokens of so many slots are cut into."""
+    """The most tiles that `tokens` tokens of `slots` slots are cut into."""
     return min(tokens, tokens // TILE_TOKENS + slots)

@@ -35,11 +35,11 @@ class HostBuffers:
         self._free: list[HostBuffer] = []
 
     def reserve(self, count: int, numbers: int) -> None:
-        """Allocate `count` buffers of at least so many int32s, in place of those that are free."""
+        """Allocate `count` buffers of at least `numbers` int32s, in place of those that are free."""
         self._free = [self._new(numbers) for _ in range(count)]
 
     def take(self, numbers: int) -> HostBuffer:
-        """A buffer of at least so many int32s, which may hold anything."""
+        """A buffer of at least `numbers` int32s, which may hold anything."""
         while self._free:
             buffer = self._free.pop()
             if len(buffer.array) >= numbers:

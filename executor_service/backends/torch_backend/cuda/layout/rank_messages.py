@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Told(IntEnum):
+class RankMessage(IntEnum):
     """What to repeat."""
 
     STEP = 0  # of `StepNumbers.pack`

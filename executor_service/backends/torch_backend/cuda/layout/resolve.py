@@ -1,6 +1,6 @@
 """`resolve`: what only the device knows of a step's rows, in Triton kernels before everything else.
 
-A row that follows one of the step before feeds the token that this one emitted last, and starts behind the
+A row that follows one of the step before feeds the token that this one emitted last, and starts after the
 drafts that this one accepted. The host has derived the step as if all of them were accepted. Here the token
 is looked up, positions are set to what they are, and from these follow pages, slots, noise keys and the work
 of attention. Tokens are stored in their pages too. Nothing is read back.
@@ -88,7 +88,7 @@ def _resolve_kernel(
     tokens, positions, owners, follows, starts, table_starts, tables, outputs, seed_lows, seed_highs,
     token_count, output_count, page_size: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile): so many tokens, and so many outputs."""
+    """Program (tile): `tile` tokens, and `tile` outputs."""
     begin_kernel()
     index = tl.program_id(0) * tile + tl.arange(0, tile)
     live = index < token_count
@@ -158,7 +158,7 @@ def _items_kernel(
     short_parts, long_parts, window: tl.constexpr, short_split: tl.constexpr, long_split: tl.constexpr,
     fields: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile): so many items of each class."""
+    """Program (tile): `tile` items of each class."""
     begin_kernel()
     index = tl.program_id(0) * tile + tl.arange(0, tile)
     _resolve_class(
@@ -174,7 +174,7 @@ def _items_kernel(
 def resolve(
     rows: HostRows, attention: Iterable[AttentionRows], before: RowEnds, history: TokenPages
 ) -> Resolved:
-    """The step as it is, behind the rows of the step `before`; its tokens are then in `history`.
+    """The step as it is, after the rows of the step `before`; its tokens are then in `history`.
 
     The items of `attention`, which has those for each window, are changed in place.
     """
@@ -186,7 +186,7 @@ def resolve(
 
 
 def new_resolved(tokens: int, outputs: int, device: torch.device) -> Resolved:
-    """Room for a step of so many tokens and outputs."""
+    """Room for a step of `tokens` tokens and `outputs` outputs."""
     by_token = torch.empty(4, tokens, dtype=torch.int32, device=device)
     by_output = torch.empty(2, outputs, dtype=torch.int32, device=device)
     return Resolved(*by_token.unbind(), *by_output.unbind())

@@ -1,7 +1,7 @@
-"""`RowEnds`: where each row of a step ends on the device, in one Triton kernel behind its picks.
+"""`RowEnds`: where each row of a step ends on the device, in one Triton kernel after its picks.
 
-A row that verifies drafts has an output behind its pending tokens and behind each draft. Accepted are the
-drafts up to the first that is not the token picked in its place. What is picked behind them is the row's last
+A row that verifies drafts has an output after its pending tokens and after each draft. Accepted are the
+drafts up to the first that is not the token picked in its place. What is picked after them is the row's last
 token, and the tokens up to there are the sequence's: that is all that a row of the next step has to know.
 """
 
@@ -28,7 +28,7 @@ class RowEnds:
 
     @classmethod
     def of(cls, rows: int, device: torch.device) -> RowEnds:
-        """For steps of up to so many rows."""
+        """For steps of up to `rows` rows."""
         return cls(*torch.zeros(2, rows, dtype=torch.int32, device=device).unbind())
 
 

@@ -5,7 +5,7 @@ is complete before a slot can name it. So a slot is given to an adapter by writi
 which takes microseconds of the device's time, and no step waits for a copy.
 
 The memory is taken from the stream of the steps: what an unloaded adapter leaves is used again by that stream
-behind the steps that may still read it, and by another adapter's copies once these steps are done.
+after the steps that may still read it, and by another adapter's copies once these steps are done.
 """
 
 from __future__ import annotations
@@ -163,13 +163,13 @@ class DeviceSlots(SlotAdapters):
         self.table = torch.zeros(shape, dtype=torch.int64, device=self._device)
 
     def load(self, slot: int, packed: Any) -> None:
-        """Write an adapter's addresses to the table, behind all steps that were launched."""
+        """Write an adapter's addresses to the table, after all steps that were launched."""
         super().load(slot, packed)
         with torch.inference_mode():
             self.table[slot].copy_(packed.records)
 
     def unload(self, slot: int) -> None:
-        """Forget what is in a slot, behind all steps that were launched."""
+        """Forget what is in a slot, after all steps that were launched."""
         super().unload(slot)
         with torch.inference_mode():
             self.table[slot].zero_()

@@ -37,7 +37,7 @@ class Groups:
 
     @classmethod
     def empty(cls, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> Groups:
-        """Of so many experts, without contents."""
+        """Of `experts` experts, without contents."""
         pairs, device, numbers = chosen.numel(), x.device, torch.int32
         return cls(
             torch.empty(pairs, x.shape[1], dtype=x.dtype, device=device),
@@ -52,7 +52,7 @@ def _group_kernel(
     x, chosen, rows, ends, places, tokens, pairs, x_stride,
     count: tl.constexpr, width: tl.constexpr, scan: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Program (expert, part): its rows are every so many `lines` of its expert's.
+    """Program (expert, part): its rows are each part's share of its expert's, `lines` at a time.
 
     It alone writes these rows, their tokens and their places.
     """

@@ -86,7 +86,7 @@ def _scale(words):
 
 @triton.jit
 def _stored(column, last):
-    """Rows `column` of a weight of `last` rows; those behind the last block are in it."""
+    """Rows `column` of a weight of `last` rows; those after the last block are in it."""
     return tl.minimum(column, tl.cdiv(last, BLOCK) * BLOCK - 1)
 
 

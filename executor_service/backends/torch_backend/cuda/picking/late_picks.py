@@ -2,7 +2,7 @@
 
 That is what `LatePlan` names: tokens of rows with masks, penalties, biases or masked stop ids, which are
 picked again from the step's residual; and logprobs and logits, which the host reads with the answer. All of
-it is enqueued behind the step. The host waits for nothing, and the number of launches does not depend on
+it is enqueued after the step. The host waits for nothing, and the number of launches does not depend on
 the number of rows (up to LOGITS_ROWS positions, whose logits exist at a time).
 """
 
@@ -19,7 +19,7 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.layout.rank_messages import Told
+from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, PickRows
 from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
@@ -43,7 +43,7 @@ from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
 
 
 class LatePicks:
-    """Enqueues it; call it from the runner's thread, behind the launch and before the next one."""
+    """Enqueues it; call it from the runner's thread, after the launch and before the next one."""
 
     def __init__(
         self, model: Model, history: TokenPages, ends: RowEnds, shard: Shard, tell: Tell = tell_nobody
@@ -118,7 +118,9 @@ class LatePicks:
         if is_last:
             parts = {**parts, **_ends_of(rows, plan)}
         ending = len(rows) if is_last else 0
-        self._tell(lambda: np.concatenate([np.array([Told.LATE, ending], np.int32), plan.tokens[here]]))
+        self._tell(
+            lambda: np.concatenate([np.array([RankMessage.LATE, ending], np.int32), plan.tokens[here]])
+        )
         sent = upload(parts, self._device)
         logits = self._logits(picked, sent["tokens"])
         tokens, outputs, resolved = picked.picks[0], sent["outputs"], picked.resolved

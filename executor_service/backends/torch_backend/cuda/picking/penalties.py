@@ -33,7 +33,7 @@ class Histories:
     tables: torch.Tensor  # int32: block tables, concatenated
     table_begins: torch.Tensor  # int32: where each output's is
     lengths: torch.Tensor  # int32, in tokens; 0: no penalties
-    prompt_lengths: torch.Tensor  # int32: the tokens behind these are output
+    prompt_lengths: torch.Tensor  # int32: the tokens after these are output
     repetitions: torch.Tensor  # fp32; 1: off
     presences: torch.Tensor  # fp32; 0: off
     frequencies: torch.Tensor  # fp32; 0: off

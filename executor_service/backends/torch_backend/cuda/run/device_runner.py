@@ -11,11 +11,11 @@ device, in `_ends`.
 
 Rows may want more than a token drawn from their logits: masks, penalties, biases, logprobs, the logits
 themselves, scores and vectors of their prompts. All of that is computed on the device too, from the step's
-residual, behind everything else of the step. So a mask may come while the step is computed, and the step
+residual, after everything else of the step. So a mask may come while the step is computed, and the step
 is the same for the other rows, and the same CUDA graph.
 
 Of several ranks, rank 0 tells the others each step's numbers, and they `repeat` it: the same graph, with the
-collectives in it, behind which all ranks have all logits and pick the same tokens. What some rows want beyond
+collectives in it, after which all ranks have all logits and pick the same tokens. What some rows want beyond
 that only rank 0 knows; the others have their part in the logits for it, and are given the rows' ends.
 """
 
@@ -32,7 +32,7 @@ from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.launch.launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep, StepNumbers
-from executor_service.backends.torch_backend.cuda.layout.rank_messages import Told
+from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
 from executor_service.backends.torch_backend.cuda.layout.resolve import resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import MAX_CONTEXT, Tiling
@@ -106,23 +106,23 @@ class DeviceRunner:
         for slot in (-1, 0) if self._slot_count else (-1,):  # compiled here, not in a step
             self.launch(rows_of_every_kind(vocabulary, slot)).outputs()
         if self._model.capturable:
-            self._tell(lambda: np.array([Told.CAPTURE, rows, tokens], np.int32))
+            self._tell(lambda: np.array([RankMessage.CAPTURE, rows, tokens], np.int32))
             self._capture(rows, tokens, progress)
 
     def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
-            self._tell(lambda: np.append(np.int32(Told.STEP), step.pack()))
+            self._tell(lambda: np.append(np.int32(RankMessage.STEP), step.pack()))
             picked, host = self._run(step)
             timeout_s = self._shard.timeout_s
             return LaunchedStep(self._model, self._late, rows, picked, step, self._hosts, host, timeout_s)
 
-    def repeat(self, told: Numbers) -> None:
-        numbers = told[1:]
+    def repeat(self, message: Numbers) -> None:
+        numbers = message[1:]
         with torch.inference_mode():
-            if told[0] == Told.STEP:
+            if message[0] == RankMessage.STEP:
                 self._repeated.add(*self._run(StepNumbers.unpack(numbers, self._tiling.windows)))
-            elif told[0] == Told.LATE:
+            elif message[0] == RankMessage.LATE:
                 self._late.repeat(numbers, self._repeated.last)
             else:
                 rows, tokens = numbers.tolist()

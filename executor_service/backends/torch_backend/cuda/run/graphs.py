@@ -171,7 +171,7 @@ def shapes_of(
     """
 
     def shape(count: int, outputs: int, *, long: bool, slots: int = 0) -> StepShape:
-        """`count` tokens, of which so many may be sampled."""
+        """`count` tokens, of which `outputs` may be sampled."""
         # Blocks of long rows are full but for each row's last, and such a row has more tokens than a short
         # one.
         blocks = count // tiling.long.block + count // (SHORT_TOKENS + 1) if long else 0
@@ -203,5 +203,5 @@ def shapes_of(
 
 
 def _items(blocks: int, context_length: int, how: Cut) -> int:
-    """Of so many blocks, each of which sees all keys that a row can have; at most one part of them."""
+    """Of `blocks` blocks, each of which sees all keys that a row can have; at most one part of them."""
     return min(blocks * -(-context_length // how.split), how.part)

@@ -124,7 +124,7 @@ class ModelSpec:
         return self.window.size if self.window is not None and layer in self.window.layers else 0
 
     def serving(self, max_context: int | None) -> ModelSpec:
-        """The same model for sequences of up to so many tokens. Raises ModelError if that is too many."""
+        """The same model for sequences of up to `max_context` tokens. Raises ModelError if it is too long."""
         if max_context is not None and max_context > self.context_length:
             raise ModelError(f"--max-context {max_context}: the model has only {self.context_length} tokens")
         return self if max_context is None else replace(self, context_length=max_context)

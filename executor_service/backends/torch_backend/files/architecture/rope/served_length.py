@@ -21,7 +21,7 @@ class ServedLength:
 
 
 def served_length(rope: RopeSpec, context: int, longest: int) -> ServedLength | None:
-    """For a served context of so many tokens, of at most `longest`; None: no length decides anything."""
+    """For a served context of `context` tokens, of at most `longest`; None: no length decides anything."""
     match rope.scaling:
         case LongRope(original_context=trained):
             scaled, plain = "longrope, long factors", "longrope, short factors"

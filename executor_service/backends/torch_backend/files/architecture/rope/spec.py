@@ -76,7 +76,7 @@ class RopeSpec:
     query_period: int = 1  # tokens
 
     def longest_context(self, positions: int) -> int:
-        """Tokens that a model for so many positions is scaled to.
+        """Tokens that a model for `positions` positions is scaled to.
 
         For `Yarn` and `DynamicNtk` that is the trained length times `factor`. The other kinds don't say what
         the model was trained for, or say it for a context that `positions` includes.

@@ -85,7 +85,7 @@ def _yarn(scaling: Yarn, theta: float, powers: torch.Tensor) -> torch.Tensor:
     dim = 2 * len(powers)
 
     def index(turns: float) -> float:
-        """Of the frequency that makes so many turns within the original context."""
+        """Of the frequency that makes `turns` turns within the original context."""
         return dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = index(scaling.beta_fast), index(scaling.beta_slow)
