@@ -13,8 +13,7 @@ from torch.cuda import get_device_properties
 from torch.nn import functional
 
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import SCALE_DTYPE
+from executor_service.backends.torch_backend.ops.page_format import SCALE_DTYPE, LayerCache
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.shapes import spec_of
 from tests.gpu.timing import device_ms

@@ -23,7 +23,7 @@ from executor_service.backends.torch_backend.cuda.layout.resolve import new_reso
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, StepBuffer
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.ops.kernels import AttentionShape
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.contract.masks import Masks
 
 HIDDEN, VOCABULARY = 8, 512  # of the model

@@ -18,13 +18,13 @@ from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import T
 from executor_service.backends.torch_backend.cuda.layout.resolve import (
     HostRows,
     Resolved,
+    TokenPages,
     items_launch,
     resolve_launch,
 )
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, weigh_launch
 from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
 from executor_service.backends.torch_backend.cuda.linear.low_rank import RECORD_FIELDS, TableChange
@@ -59,8 +59,7 @@ from executor_service.backends.torch_backend.cuda.picking.logprobs import (
 from executor_service.backends.torch_backend.cuda.picking.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.picking.pick import pick_launches
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import LARGEST, plain_cache
+from executor_service.backends.torch_backend.ops.page_format import LARGEST, LayerCache, plain_cache
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}

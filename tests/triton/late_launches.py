@@ -18,13 +18,12 @@ import torch
 
 from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
+from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
+from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages, new_resolved
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
-from executor_service.backends.torch_backend.cuda.layout.upload import Parts
 from executor_service.backends.torch_backend.cuda.picking import late_picks
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.run import prompt_vectors

@@ -59,9 +59,8 @@ from executor_service.backends.torch_backend.model.uncached import (
     step_bytes,
 )
 from executor_service.backends.torch_backend.ops.kernels import Kernels
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.low_rank import LowRankKernels, parts_of
-from executor_service.backends.torch_backend.ops.page_format import token_bytes
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, token_bytes
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 from executor_service.files.json_file import read_json

@@ -9,9 +9,14 @@ import torch
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config import BLOCKS, DTYPES, KV_DTYPES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
-from executor_service.backends.torch_backend.ops.capability import check_capability
 from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
-from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, check_fp8
+from executor_service.backends.torch_backend.ops.quantized import (
+    Format,
+    Fp8,
+    Int8,
+    check_capability,
+    check_fp8,
+)
 
 FORMATS: dict[str, Format] = {"int8": Int8(), "fp8": Fp8()}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow, PromptOutputs
 from executor_service.backends.numpy_sampler import log_softmax
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
-from executor_service.backends.torch_backend.cuda.layout.upload import upload
+from executor_service.backends.torch_backend.cuda.layout.host_buffers import upload
+from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages
 from executor_service.backends.torch_backend.cuda.picking.late_parts import LateParts, histories, stops
 from executor_service.backends.torch_backend.cuda.picking.late_plan import first_length, plan_late
 from executor_service.backends.torch_backend.cuda.picking.listed_tokens import (

@@ -19,7 +19,7 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
 from executor_service.backends.torch_backend.cuda.picking import pick as triton_pick
 from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
-from executor_service.backends.torch_backend.cuda.picking.gumbel_noise import gumbel_noise
+from executor_service.backends.torch_backend.cuda.picking.likelihood import gumbel_noise
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.ops import drawing
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels

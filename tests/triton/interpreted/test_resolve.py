@@ -8,7 +8,7 @@ import torch
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.forward_rows import columns_of
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.layout.resolve import Resolved, resolve
+from executor_service.backends.torch_backend.cuda.layout.resolve import Resolved, TokenPages, resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
@@ -16,7 +16,6 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
     StepShape,
     numbers_of,
 )
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.ops.batch import lay_out
 from executor_service.contract import noise
 from executor_service.contract.plan import OutputMode, Sampling

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend.cuda.linear.routing import route
-from executor_service.backends.torch_backend.ops import routing
+from executor_service.backends.torch_backend.ops import stacked_experts
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -20,7 +20,7 @@ def test_experts_and_shares_are_those_of_plain_torch(
     torch.manual_seed(experts)
     logits = torch.stack([torch.randperm(experts) for _ in range(tokens)]).to(dtype) / 8  # all differ
     wide = torch.cat([logits, torch.full((tokens, 3), 99.0, dtype=dtype)], 1)[:, :experts]
-    ours, theirs = (f(wide, count, renormalize=renormalize) for f in (route, routing.route))
+    ours, theirs = (f(wide, count, renormalize=renormalize) for f in (route, stacked_experts.route))
     assert torch.equal(ours[1], theirs[1])
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-6, atol=0)
 

@@ -20,7 +20,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     Kernels,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.contract.plan import OutputMode, Sampling
 
 CPU, WITH_FP16_PAGES, WITH_INT8_PAGES = CpuKernels(2), CpuInt8Kernels(2), CpuKernels(2, torch.int8)

@@ -16,8 +16,7 @@ from executor_service.backends.torch_backend.model.experts import (
     experts,
 )
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
-from executor_service.backends.torch_backend.ops.routing import route
-from executor_service.backends.torch_backend.ops.stacked_experts import sum_experts
+from executor_service.backends.torch_backend.ops.stacked_experts import route, sum_experts
 
 SILU = Activation.SILU
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from executor_service.backends.torch_backend.ops.kernels import (
     Kernels,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import copy_keys_and_values
 from executor_service.backends.torch_backend.ops.page_format import (
     LARGEST,
+    copy_keys_and_values,
     get,
     plain_cache,
     put,

@@ -15,7 +15,7 @@ from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cpu.kernels import CpuKernels
 from executor_service.backends.torch_backend.cpu.rowwise import sampling as cpu_sampler
-from executor_service.backends.torch_backend.ops import drawing, gumbel, sampler
+from executor_service.backends.torch_backend.ops import drawing, sampler
 from executor_service.contract import noise as reference_noise
 from executor_service.contract.masks import Masks, allowed_tokens, mask_bytes
 from executor_service.contract.plan import OutputMode, Sampling
@@ -151,7 +151,7 @@ def test_drawing_in_plain_torch_equals_the_cpu_kernel(case: tuple[np.ndarray, li
 def test_the_hash_is_the_normative_one_bit_for_bit(key: int, ids: list[int]) -> None:
     expected = reference_noise.hash_tokens(key, np.array(ids))
     keys = torch.from_numpy(np.array([[key]], np.uint64).view(np.int64))
-    assert gumbel.hash_tokens(keys, torch.tensor([ids]))[0].tolist() == expected.tolist()
+    assert drawing.hash_tokens(keys, torch.tensor([ids]))[0].tolist() == expected.tolist()
     low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
     assert _compiled_hashes(low, high, np.array(ids)).tolist() == expected.tolist()
 

@@ -27,8 +27,8 @@ from executor_service.backends.torch_backend.cpu.layers.recorded_blocks import (
     norm_call,
     record_blocks,
 )
-from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
 from executor_service.backends.torch_backend.cpu.layers.step_changes import CpuLowRank
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import Scratch
 from executor_service.backends.torch_backend.cpu.primitives.records import address_of
 from executor_service.backends.torch_backend.cpu.rowwise.log_sum import LogSumRows
 from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
@@ -51,10 +51,9 @@ from executor_service.backends.torch_backend.ops.kernels import (
     RecordedBlocks,
     join,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
-from executor_service.backends.torch_backend.ops.routing import route
-from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts
+from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts, route
 from executor_service.contract.masks import Masks
 
 log = Log(__name__)

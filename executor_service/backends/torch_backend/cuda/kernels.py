@@ -56,7 +56,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     PlainGated,
     PlainKernels,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.backends.torch_backend.ops.quantized import Format
 
 

@@ -16,11 +16,11 @@ from executor_service.backends.torch_backend.files.architecture.gguf_spec import
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
 from executor_service.backends.torch_backend.files.gguf_file import GgufFile
-from executor_service.backends.torch_backend.files.rope_pairs import order_of_halves
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.stored_names import (
     Place,
     is_rotated,
+    order_of_halves,
     place_in_gguf,
 )
 from executor_service.backends.torch_backend.files.tensor_shapes import Part, check_shape, expected_shapes

@@ -32,13 +32,13 @@ from executor_service.backends.torch_backend.files.checkpoints.formats import Te
 from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.gguf_file import MAGIC
 from executor_service.backends.torch_backend.files.packed_experts import PackedExperts
-from executor_service.backends.torch_backend.files.rope_pairs import halves_first
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
     EMBEDDING,
     HEAD,
     Place,
+    halves_first,
     is_rotated,
     place_in_directory,
 )

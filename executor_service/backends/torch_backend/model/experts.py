@@ -36,8 +36,8 @@ class Experts(Protocol):
     def __call__(self, x: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The weighted sum of each token's experts, in the order of expert indices, [tokens, hidden].
 
-        x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token], as `routing.route` has
-        them.
+        x [tokens, hidden]; shares fp32 and chosen int64 [tokens, experts of a token], as
+        `stacked_experts.route` has them.
         """
 
     @property

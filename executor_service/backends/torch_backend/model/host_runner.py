@@ -14,7 +14,7 @@ from executor_service.backends.torch_backend.model.runner import Numbers, Tell, 
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.model.slot_adapters import SlotAdapters, by_slot
 from executor_service.backends.torch_backend.ops.batch import Batch, parts
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, copy_keys_and_values
 
 
 class HostRunner:

@@ -30,8 +30,8 @@ from executor_service.backends.torch_backend.ops.kernels import (
     Linear,
     PlainLinear,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, StepChanges
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 
 Attend = Callable[[torch.Tensor, LayerCache, Any, AttentionWeights], torch.Tensor]
 """As `Kernels.attention`."""

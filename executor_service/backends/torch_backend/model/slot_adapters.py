@@ -12,8 +12,8 @@ from executor_service.adapters.weights import AdapterWeights, LinearKey, as_floa
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
-from executor_service.backends.torch_backend.files.rope_pairs import halves_first
 from executor_service.backends.torch_backend.files.scaled_numbers import plain
+from executor_service.backends.torch_backend.files.stored_names import halves_first
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.low_rank import (
     AdaptedRows,

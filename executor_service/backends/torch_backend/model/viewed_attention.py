@@ -13,8 +13,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     PlainKernels,
     attend,
 )
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import get, put
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, get, put
 from executor_service.contract.forward_view import BLOCK, ForwardView
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.backends.torch_backend.ops.gumbel import gumbel
 from executor_service.contract.masks import Masks, allowed_tokens
 
 
@@ -72,3 +71,29 @@ def draw(
         if bool(kept.all()):
             return chosen[:, 0]
         noisy = torch.where(kept | before, noisy, -torch.inf)
+
+
+_MASK = 0xFFFFFFFF
+
+
+def hash_tokens(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The hash of each id under its row's key: int64 [n, m] with the value of a uint32.
+
+    keys: int64 [n, 1], the bits of a uint64; ids: int64 [n, m] or [1, m]. Products of int64 wrap around, and
+    only their low 32 bits are used, so the arithmetic is exact.
+    """
+    low, high = keys & _MASK, (keys >> 32) & _MASK
+    x = ((ids * 0x9E3779B1) & _MASK) ^ low
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
+    x = ((x ^ (x >> 16)) + high) & _MASK
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def gumbel(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise of `executor_service.contract.noise`, fp32 [n, m], as `hash_tokens` takes keys and ids."""
+    w = hash_tokens(keys, ids).to(torch.float32) * 2.0**-32
+    w = (w + 2.0**-33).clamp_(max=1.0 - 2.0**-24)
+    return -torch.log(-torch.log1p(-w))

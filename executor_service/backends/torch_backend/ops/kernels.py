@@ -19,14 +19,12 @@ from executor_service.backends.torch_backend.files.architecture.activation impor
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
 from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.drawing import Filters, draw, exclude
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange, LowRankKernels, PlainLowRank
-from executor_service.backends.torch_backend.ops.page_format import get, plain_cache, put
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, get, plain_cache, put
 from executor_service.backends.torch_backend.ops.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
-from executor_service.backends.torch_backend.ops.routing import route
 from executor_service.backends.torch_backend.ops.sampler import Picker
-from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts
+from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts, route
 from executor_service.contract.masks import Masks
 
 
@@ -162,7 +160,7 @@ class Kernels(Picker, Protocol):
     def route(
         self, logits: torch.Tensor, count: int, *, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of each token, and their shares: see `routing.route`."""
+        """The experts of each token, and their shares: see `stacked_experts.route`."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, add_to: torch.Tensor | None = None

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
-
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The formats with scales, and their largest numbers."""
@@ -97,3 +97,24 @@ def get(cache: LayerCache, table: torch.Tensor, dtype: torch.dtype) -> tuple[tor
         scales = cache.scales[table].flatten(0, 1).float()
         k, v = k.float() * scales[..., :1], v.float() * scales[..., 1:]
     return k.to(dtype), v.to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """K and V of one layer; the first dimension is the page; each `Kernels` chooses the other dimensions."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    scales: torch.Tensor  # of both, where they have 8 bits (see `page_format`); else without elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self.k.nbytes + self.v.nbytes + self.scales.nbytes
+
+
+def copy_keys_and_values(caches: Sequence[LayerCache], source: int, target: int) -> None:
+    """Copy a page in every layer."""
+    for cache in caches:
+        for pages in (cache.k, cache.v, cache.scales):
+            pages[target] = pages[source]

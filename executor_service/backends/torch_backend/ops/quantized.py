@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
-from executor_service.backends.torch_backend.ops.capability import check_capability
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange
 
 ALIGNMENT = 16
@@ -216,3 +215,10 @@ class QuantizedLinear:
     def bytes(self) -> int:
         """Bytes of the weights and scales."""
         return self._weight.nbytes + self._scales.nbytes
+
+
+def check_capability(what: str, device: torch.device, needed: tuple[int, int]) -> None:
+    """Raises ModelError, which names `what`, for a CUDA device of a lower compute capability."""
+    if (found := torch.cuda.get_device_capability(device)) < needed:
+        have, need = (f"{major}.{minor}" for major, minor in (found, needed))
+        raise ModelError(f"{what} needs compute capability {need}; {str(device)!r} has {have}")

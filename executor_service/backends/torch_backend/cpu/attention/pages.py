@@ -29,8 +29,12 @@ from executor_service.backends.torch_backend.cpu.gemm import tile_fp32 as wide
 from executor_service.backends.torch_backend.cpu.gemm.tile import prefetch
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import SCALE_DTYPE, page_storage, scale_count
+from executor_service.backends.torch_backend.ops.page_format import (
+    SCALE_DTYPE,
+    LayerCache,
+    page_storage,
+    scale_count,
+)
 
 NARROWEST = torch.float16 if CONVERTS_FP16 else torch.float32
 """The narrowest type without scales that pages can have on this processor."""

@@ -16,11 +16,11 @@ from executor_service.backends.torch_backend.cpu.gemm.block_layout import (
 from executor_service.backends.torch_backend.cpu.gemm.block_products import KINDS, LAYOUTS
 from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp32
 from executor_service.backends.torch_backend.cpu.gemm.quantize_blocks import QuantizeBlocks
-from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
     NO_ROW_CHANGES,
     Operand,
     RowChanges,
+    Scratch,
     ThreadedGated,
     ThreadedLinear,
 )

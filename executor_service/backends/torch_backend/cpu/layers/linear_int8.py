@@ -16,11 +16,11 @@ from executor_service.backends.torch_backend.cpu.gemm.tile_int8 import (
     ROW_SCALE_BYTES,
     largest_activation,
 )
-from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
 from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
     NO_ROW_CHANGES,
     Operand,
     RowChanges,
+    Scratch,
     ThreadedGated,
     ThreadedLinear,
 )

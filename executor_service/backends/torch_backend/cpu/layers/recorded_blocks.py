@@ -31,7 +31,7 @@ from executor_service.backends.torch_backend.cpu.rowwise.norm import NormRows
 from executor_service.backends.torch_backend.cpu.threads.call_table import CallTable
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.ops.kernels import AttentionWeights, Block
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
+from executor_service.backends.torch_backend.ops.page_format import LayerCache
 
 _MAX_TOKENS = 256  # in larger steps Python's share of the time is negligible
 

@@ -21,8 +21,7 @@ from executor_service.backends.torch_backend.cpu.layers.packed_adapter import (
     pack_adapter,
     packed_bytes,
 )
-from executor_service.backends.torch_backend.cpu.layers.scratch import Scratch
-from executor_service.backends.torch_backend.cpu.layers.threaded_linear import NO_GROUPS, RowChanges
+from executor_service.backends.torch_backend.cpu.layers.threaded_linear import NO_GROUPS, RowChanges, Scratch
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, address_of
 from executor_service.backends.torch_backend.cpu.primitives.registers import MAX_ROWS
 from executor_service.backends.torch_backend.cpu.threads.dispatch import require

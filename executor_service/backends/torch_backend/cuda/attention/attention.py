@@ -31,8 +31,7 @@ from executor_service.backends.torch_backend.cuda.attention.pipelines import (
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, MAX_PART, AttentionRows
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import scale_words
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, scale_words
 
 MAX_HEAD_DIM = 256  # more would not fit into registers with these tiles
 _LOG2_E = 1.4426950408889634

@@ -14,8 +14,7 @@ from executor_service.backends.torch_backend.cuda.attention.page_scales import (
 )
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache
-from executor_service.backends.torch_backend.ops.page_format import LARGEST, scale_words
+from executor_service.backends.torch_backend.ops.page_format import LARGEST, LayerCache, scale_words
 
 
 @triton.jit

@@ -19,7 +19,6 @@ from executor_service.backends.torch_backend.cuda.launch.dependent_launch import
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 
 _TILE = 256  # tokens, outputs or items of a program
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -230,3 +229,24 @@ def items_launch(work: AttentionRows, rows: HostRows, before: RowEnds) -> Launch
         warps=4,
         stages=1,
     )  # fmt: skip
+
+
+class TokenPages:
+    """The token ids of all sequences on the device, in `pages` pages of `page_size` each, as in the KV cache.
+
+    A token's id has the page and the slot of its key and value. A row's history is therefore found through
+    its block table, with the tokens that the host does not know yet; and what holds for keys and values holds
+    for ids: prefix hits share them, forks and copied pages keep them, and rejected drafts are overwritten.
+    `resolve` stores them. Those of page 0 are nobody's.
+    """
+
+    def __init__(self, pages: int, page_size: int, device: torch.device) -> None:
+        self.ids = torch.zeros(pages, page_size, dtype=torch.int32, device=device)
+
+    @property
+    def page_size(self) -> int:
+        return self.ids.shape[1]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page."""
+        self.ids[target] = self.ids[source]

@@ -45,7 +45,7 @@ def _route_kernel(
 
 
 def route(logits: torch.Tensor, count: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `torch_backend.routing.route`; logits have contiguous columns."""
+    """As `stacked_experts.route`; logits have contiguous columns."""
     tokens = len(logits)
     shares = torch.empty(tokens, count, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, count, dtype=torch.int64, device=logits.device)

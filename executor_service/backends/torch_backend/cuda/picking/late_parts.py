@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.torch_backend.cuda.layout.upload import Parts
+from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts
 from executor_service.backends.torch_backend.cuda.picking.late_plan import LatePlan, first_length
 from executor_service.backends.torch_backend.cuda.picking.listed_tokens import Stops
 from executor_service.backends.torch_backend.cuda.picking.penalties import Histories

@@ -18,12 +18,12 @@ import triton.language as tl
 from executor_service.backends.base import ForwardRow
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
+from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts, download, upload
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
+from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, PickRows
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
-from executor_service.backends.torch_backend.cuda.layout.upload import Parts, download, upload
 from executor_service.backends.torch_backend.cuda.picking.exclude import exclude_launch
 from executor_service.backends.torch_backend.cuda.picking.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.picking.late_parts import LateParts, histories, stops

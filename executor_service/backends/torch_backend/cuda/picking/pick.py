@@ -34,9 +34,9 @@ import triton.language as tl
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
-from executor_service.backends.torch_backend.cuda.picking.gumbel_noise import gumbel_noise
 from executor_service.backends.torch_backend.cuda.picking.likelihood import (
     first_largest,
+    gumbel_noise,
     noisiest,
     top_k_mass,
     weigh,

@@ -33,7 +33,7 @@ from executor_service.backends.torch_backend.cuda.launch.launch import dependent
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep, StepNumbers
 from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
-from executor_service.backends.torch_backend.cuda.layout.resolve import resolve
+from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages, resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import MAX_CONTEXT, Tiling
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
@@ -42,7 +42,6 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
     StepShape,
     numbers_of,
 )
-from executor_service.backends.torch_backend.cuda.layout.token_pages import TokenPages
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
@@ -54,7 +53,7 @@ from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard, Whole
 from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
-from executor_service.backends.torch_backend.ops.layer_cache import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.ops.page_format import LayerCache, copy_keys_and_values
 
 _MAX_ROWS = 1 << 16  # of a step
 _UNFINISHED = 2  # steps that may be enqueued: the host stays no further ahead than rank 0's

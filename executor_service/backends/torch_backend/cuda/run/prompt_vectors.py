@@ -9,7 +9,7 @@ import torch
 
 from executor_service.backends.base import HIDDEN_UNIT, ForwardRow, RowOutput
 from executor_service.backends.forward_rows import ForwardOutputs
-from executor_service.backends.torch_backend.cuda.layout.upload import download, upload
+from executor_service.backends.torch_backend.cuda.layout.host_buffers import download, upload
 from executor_service.backends.torch_backend.model.model import Model
 
 _TOKENS = 1024  # whose hidden states exist at a time in fp64

@@ -14,19 +14,17 @@ from typing import Protocol
 import torch
 
 from executor_service.backends.torch_backend.files.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.files.checkpoints.packing import (
-    WORD_BITS,
-    difference_dtype,
-    unpacked,
-)
 from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
     WHOLE_ROW,
+    WORD_BITS,
     columns_in_groups,
+    difference_dtype,
     group_count,
     group_size,
     module_names,
     of_groups,
     packed_bits,
+    unpacked,
 )
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.files.fields import Fields, shown

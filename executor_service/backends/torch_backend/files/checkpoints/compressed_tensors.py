@@ -15,11 +15,16 @@ from typing import Any, Protocol
 import torch
 
 from executor_service.backends.torch_backend.files.checkpoints.block_scales import BlockScales, block_size
-from executor_service.backends.torch_backend.files.checkpoints.kv_cache_scheme import unused_scales
-from executor_service.backends.torch_backend.files.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.files.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.files.checkpoints.packing import PACKED_BITS, WORD_BITS, unpacked
-from executor_service.backends.torch_backend.files.checkpoints.weight_format import group_count, module_names
+from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
+    METADATA,
+    PACKED_BITS,
+    WORD_BITS,
+    group_count,
+    module_names,
+    unpacked,
+    unused_scales,
+)
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.files.fields import Fields, shown
 

@@ -12,9 +12,9 @@ from executor_service.backends.torch_backend.files.checkpoints.compressed_tensor
 )
 from executor_service.backends.torch_backend.files.checkpoints.fp8 import Fp8Format
 from executor_service.backends.torch_backend.files.checkpoints.gptq import gptq_format
-from executor_service.backends.torch_backend.files.checkpoints.metadata import METADATA
 from executor_service.backends.torch_backend.files.checkpoints.quantized_directory import QuantizedDirectory
 from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
+    METADATA,
     WeightFormat,
     module_names,
 )

@@ -9,9 +9,11 @@ not used: activations are not quantized.
 from __future__ import annotations
 
 from executor_service.backends.torch_backend.files.checkpoints.block_scales import BlockScales, block_size
-from executor_service.backends.torch_backend.files.checkpoints.kv_cache_scheme import unused_scales
 from executor_service.backends.torch_backend.files.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.files.checkpoints.weight_format import module_names
+from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
+    module_names,
+    unused_scales,
+)
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.files.fields import Fields
 

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from executor_service.backends.torch_backend.files.checkpoints.marlin import MarlinFormat
 from executor_service.backends.torch_backend.files.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.files.checkpoints.packing import (
-    PACKED_BITS,
-    WORD_BITS,
-    difference_dtype,
-    unpacked,
-)
 from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
+    PACKED_BITS,
     WHOLE_ROW,
+    WORD_BITS,
     WeightFormat,
     columns_in_groups,
+    difference_dtype,
     group_count,
     group_size,
     module_names,
     of_groups,
     packed_bits,
+    unpacked,
 )
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.files.fields import Fields, shown

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 
 from executor_service.backends.torch_backend.files.checkpoints.module import QuantizedModule
-from executor_service.backends.torch_backend.files.checkpoints.packing import unpacked
 from executor_service.backends.torch_backend.files.checkpoints.weight_format import (
     columns_in_groups,
     group_count,
@@ -19,6 +18,7 @@ from executor_service.backends.torch_backend.files.checkpoints.weight_format imp
     module_names,
     of_groups,
     packed_bits,
+    unpacked,
 )
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers
 from executor_service.files.fields import Fields
