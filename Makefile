@@ -73,6 +73,7 @@ lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/lint-imports
 	.ci/check-protos $(BIN)
 	$(BIN)/python .ci/blocking-clients --check
+	$(BIN)/python .ci/count
 
 kernels: $(SERVING) ## Compile all CPU kernels into the cache, which takes a minute of one core
 	$(BIN)/python -m executor_service.backends.torch_backend.cpu.threads.compile_all
