@@ -304,8 +304,8 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class AdapterBackend(Backend, Protocol):
-    """A backend whose `info.adapters` is set."""
+class AdapterBackend(Protocol):
+    """What a backend whose `info.adapters` is set has besides."""
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
         """An adapter's weights in memory of its own, in the form that `load_adapter` takes.

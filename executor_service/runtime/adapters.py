@@ -34,13 +34,14 @@ class AdapterLoader:
         self,
         root: Path,
         backend: AdapterBackend,
+        model: bytes,
         target: AdapterTarget,
         limits: Limits,
         worker: DeviceWorker,
         store: AdapterStore,
     ) -> None:
-        """`root`: the adapter directory; `target`: what adapters of the backend's model may change."""
-        self._root, self._backend, self._target = root, backend, target
+        """`root`: the adapter directory; `model`: its fingerprint; `target`: what its adapters may change."""
+        self._root, self._backend, self._model, self._target = root, backend, model, target
         self._bounds = AdapterBounds(limits.max_adapter_rank, limits.max_adapter_bytes)
         self._worker, self.store = worker, store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")
@@ -85,9 +86,9 @@ class AdapterLoader:
 
     def _read(self, name: str, path: str, stop: Callable[[], bool]) -> LoadedAdapter:
         """Read, check and prepare an adapter; the loader's own thread."""
-        model, admit = self._backend.info.fingerprint, partial(self.store.registry.check_room, name)
+        admit = partial(self.store.registry.check_room, name)
         try:
-            weights = read_adapter(self._root, path, self._target, model, self._bounds, admit, stop)
+            weights = read_adapter(self._root, path, self._target, self._model, self._bounds, admit, stop)
             prepared = self._backend.prepare_adapter(weights)
         except PathRefused as error:
             raise RequestRefused(Reason.INVALID, f"path: {error}") from None

@@ -253,7 +253,9 @@ class Runtime:
         if config.adapter_dir is not None and info.adapters is not None:
             assert isinstance(backend, AdapterBackend)
             root, store = config.adapter_dir, engine.store.adapters
-            adapters = AdapterLoader(root, backend, info.adapters, limits, self.worker, store)
+            adapters = AdapterLoader(
+                root, backend, info.fingerprint, info.adapters, limits, self.worker, store
+            )
         at_s = int(time.time())
         self._loaded = Loaded(engine, info, limits, tokenizer, vocabulary, grammars, adapters, at_s)
         give_back_freed()

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 import pytest
 
-from executor_service.backends.base import AdapterBackend, RowOutput
+from executor_service.backends.base import AdapterBackend, Backend, RowOutput
 from executor_service.backends.factory import make_backend
 from executor_service.backends.torch_backend.parallel import group
 from executor_service.config import ExecutorConfig
@@ -36,10 +37,12 @@ GROUPS = [
 GREEDY = Sampling()
 
 
-def backend_of(config: ExecutorConfig) -> AdapterBackend:
-    backend = make_backend(config.backend_settings, config.follower_flags)
-    assert isinstance(backend, AdapterBackend)
-    return backend
+class TorchRanks(Backend, AdapterBackend, Protocol):
+    """A torch backend of one rank or of several."""
+
+
+def backend_of(config: ExecutorConfig) -> TorchRanks:
+    return cast("TorchRanks", make_backend(config.backend_settings, config.follower_flags))
 
 
 def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
@@ -48,13 +51,13 @@ def config_of(model: Path, ranks: int, **settings: object) -> ExecutorConfig:
 
 @dataclass(frozen=True)
 class Pair:
-    one: AdapterBackend
-    two: AdapterBackend  # or more
+    one: TorchRanks
+    two: TorchRanks  # or more
     atol: float = 1e-4  # of numbers: a rank's sums may be rounded to other numbers of 8 bits
 
 
 @pytest.fixture(scope="module")
-def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, AdapterBackend]]]:
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, TorchRanks]]]:
     """A group for each family: all followers start at once, and wait for their rank 0."""
     groups = {}
     for name, ranks in PAIRS:
@@ -96,7 +99,7 @@ def token_of(output: RowOutput) -> int:
 
 
 def decoded(
-    backend: AdapterBackend, drivers: list[Driver], last: list[int], sampling: Sampling, steps: int
+    backend: TorchRanks, drivers: list[Driver], last: list[int], sampling: Sampling, steps: int
 ) -> list[list[int]]:
     """Go on with all sequences together, from the tokens `last`."""
     results: list[list[int]] = []
@@ -110,7 +113,7 @@ def decoded(
     return results
 
 
-def history(backend: AdapterBackend, sampling: Sampling) -> list[list[int]]:
+def history(backend: TorchRanks, sampling: Sampling) -> list[list[int]]:
     """Tokens of a prefill, chunks, batched decodes, after a truncation and after a fork."""
     pages = pages_from(1)
     drivers = [Driver(pages, PAGE) for _ in range(4)]
@@ -159,7 +162,7 @@ def test_pages_are_divided_and_the_fingerprint_is_that_of_one_rank(pair: Pair) -
 def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
     """Of prompts in pieces, a slice of logits at a time, beside a row that samples."""
 
-    def answers(backend: AdapterBackend) -> Sequence[RowResult]:
+    def answers(backend: TorchRanks) -> Sequence[RowResult]:
         limits = Limits(VOCABULARY, 512, PAGE, PAGES - 1, 8, 8, 512, can_score=True, hidden_size=64)
         engine = Harness(replace(limits, max_piece_tokens=33), backend)
         texts = [tokens_of(30 + i, 9 + 17 * i) for i in range(5)]
@@ -184,7 +187,7 @@ def test_scores_and_vectors_are_those_of_one_rank(pair: Pair) -> None:
 
 
 def test_rows_of_all_kinds_side_by_side(pair: Pair) -> None:
-    def answers(backend: AdapterBackend) -> list[RowOutput]:
+    def answers(backend: TorchRanks) -> list[RowOutput]:
         pages = pages_from(1)
         kinds: list[tuple[int, OutputMode, Sampling]] = [
             (5, OutputMode.SAMPLE, GREEDY),
@@ -267,7 +270,7 @@ def test_forward_once_gives_what_one_rank_gives(pair: Pair) -> None:
 def test_adapters_change_what_they_change_on_one_rank(pair: Pair) -> None:
     adapters = [random_adapter(pair.one, seed, rank) for seed, rank in enumerate((4, 9, 16))]
 
-    def answers(backend: AdapterBackend) -> list[np.ndarray]:
+    def answers(backend: TorchRanks) -> list[np.ndarray]:
         target = present(backend.info.adapters)
         prepared = [backend.prepare_adapter(adapter) for adapter in adapters]
         for one, adapter in zip(prepared, adapters, strict=True):
