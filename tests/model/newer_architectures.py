@@ -15,6 +15,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
+    OlmoeConfig,
     PretrainedConfig,
     SeedOssConfig,
     SmolLM3Config,
@@ -53,6 +54,7 @@ CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
             "rope_parameters": _YARN | {"truncate": False},
         },
     ),
+    "olmoe": (OlmoeConfig, {"num_experts": 5, "num_experts_per_tok": 2}),
     "ministral3": (Ministral3Config, {"head_dim": 12, "rope_parameters": _GROWING}),
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
@@ -97,6 +99,12 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "windows-alone": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 1},
         "plain-rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     },
+    "olmoe": {
+        "shares-of-one": {"norm_topk_prob": True},
+        "one-expert": {"num_experts_per_tok": 1},
+        "bias": {"attention_bias": True},
+        "yarn": {"rope_parameters": _YARN},
+    },
     "ministral3": {
         "window": {"sliding_window": 13},
         "not-growing": {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0}},
@@ -115,4 +123,5 @@ FAST_CASES = [
     ("gemma2", "plain"),
     ("ministral3", "plain"),
     ("gpt_oss", "plain"),
+    ("olmoe", "odd-heads"),
 ]

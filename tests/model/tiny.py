@@ -22,6 +22,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
@@ -110,6 +111,7 @@ NEWER_CONFIGS: dict[str, Any] = {
     "glm4": lambda: Glm4Config(**_SIZES, head_dim=16),
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
     "gpt_oss": lambda: GptOssConfig(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
     "ministral3": lambda: Ministral3Config(**_SIZES, head_dim=16),
     "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
 }

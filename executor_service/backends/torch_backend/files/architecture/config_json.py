@@ -193,6 +193,7 @@ def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
     step, dense, normed = 1, frozenset[int](), True
     if rule.chosen:
         step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
+    if rule.scaled:
         normed = f.flag("norm_topk_prob", default=False)
     if rule.clamped:
         f.only("hidden_act", _ACTIVATIONS[Activation.SILU])

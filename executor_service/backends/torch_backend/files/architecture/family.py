@@ -20,7 +20,8 @@ class MixtureRule:
     experts: int  # defaults
     experts_per_token: int
     size_field: str  # of the size of an expert
-    chosen: bool = False  # it says which layers are mixtures, and whether shares are scaled to a sum of 1
+    chosen: bool = False  # it says which layers are mixtures
+    scaled: bool = False  # it says whether shares are scaled to a sum of 1; else they are
     clamped: bool = False  # as `MoeSpec.clamped`
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from executor_service.backends.torch_backend.files.architecture.config_windows import WindowRule
 from executor_service.backends.torch_backend.files.architecture.family import BiasRule, Family, MixtureRule
-from executor_service.backends.torch_backend.files.architecture.family_shared import MISTRAL, QWEN
+from executor_service.backends.torch_backend.files.architecture.family_shared import MISTRAL, OLMO, QWEN
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
 from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
 
@@ -25,6 +25,15 @@ MIXTURES: Mapping[str, Family] = {
             ("down_proj", "w2"),
         ),
         gguf_pairs=True,
+    ),
+    "olmoe": Family(
+        sizes=OLMO
+        | {"hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16}
+        | {"num_attention_heads": 16, "max_position_embeddings": 4096},
+        gguf="",
+        norm_eps=1e-5,
+        qk_norm=QkNorm.ALL,
+        mixture=MixtureRule(64, 8, "intermediate_size", scaled=True),
     ),
     "gpt_oss": Family(
         sizes={
@@ -67,6 +76,6 @@ MIXTURES: Mapping[str, Family] = {
         gguf="qwen3moe",
         window=WindowRule(size=4096, flagged=True),
         qk_norm=QkNorm.HEAD,
-        mixture=MixtureRule(128, 8, "moe_intermediate_size", chosen=True),
+        mixture=MixtureRule(128, 8, "moe_intermediate_size", chosen=True, scaled=True),
     ),
 }
