@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paceline.channel import PLAINTEXT
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-from service_kit.credentials import Credentials
-from service_kit.identity import Identity
-from service_kit.tokens import Entry
 
-from scheduler_service.config import SchedulerSettings
 from scheduler_service.directory import directory as entries
 from scheduler_service.directory import live
-from scheduler_service.directory.codec import add_entry, decode_entry, encoded_listing
 from scheduler_service.directory.directory import (
     AddressTakenError,
     Changes,
@@ -32,45 +25,12 @@ from scheduler_service.directory.directory import (
     Rank,
     TooFarBehindError,
 )
-from scheduler_service.directory.listing import Listing, Load
+from scheduler_service.directory.listing import Listing
 from scheduler_service.directory.live import LiveDirectory
 from scheduler_service.directory.peers import Peers
-from scheduler_service.directory.places import is_here, one_spelling
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import ServiceState
-from scheduler_service.rpc.directory_calls import ENTRIES_PER_READ, MESSAGE_BYTES, DirectoryCalls, Shown
-
-LISTING = Listing(
-    address="10.0.0.1:50051",
-    tls_name="",
-    model="tiny",
-    model_fingerprint=b"print",
-    adapters=("sql",),
-    state=ServiceState.SERVING,
-    load=Load(running=3, waiting=1, seats=8, uncomputed_tokens=70, predicted_wait_ms=5),
-    generation=7,
-    instance="drawn",
-)
-
-
-WRITER = Identity("writer", "token", directory=True)
-
-
-def entry_at(address: str) -> pb.SchedulerEntry:
-    return pb.SchedulerEntry(address=address, model="m", instance=f"at-{address}", generation=1)
-
-
-class Caller:
-    """As much of a call's context as says where the caller is."""
-
-    def __init__(self, peer: str) -> None:
-        self.peer = lambda: peer
-
-
-def listing(number: int, generation: int = 7) -> Listing:
-    return replace(
-        LISTING, address=f"10.0.0.{number}:50051", instance=f"drawn {number}", generation=generation
-    )
+from tests.unit.scheduler_shell.listings import LISTING, listing
 
 
 class Watcher:
@@ -89,6 +49,8 @@ class Watcher:
 
 
 RANKS = (Rank.ANNOUNCED, Rank.ANNOUNCED, Rank.CLAIMED, Rank.REACHED)  # of the writers
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(
@@ -181,233 +143,6 @@ def test_a_full_directory_takes_no_further_writer_and_a_watcher_far_behind_begin
     with pytest.raises(TooFarBehindError):
         directory.since(seen, 9)
     assert directory.listed("", 9) == []
-
-
-def test_an_entry_is_read_as_it_was_written() -> None:
-    directory = Directory()
-    directory.write(LISTING, "a team", Rank.ANNOUNCED, 10.0, 5.0)
-    [entry] = directory
-    response = pb.WatchSchedulersResponse()
-    add_entry(response, entry, 11.0)
-    add_entry(response, entry, 12.5)
-    message = response.entries[1]
-    assert (message.written_by, message.age_ms) == ("a team", 2500)
-    assert decode_entry(message) == LISTING
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("address", ""),
-        ("address", "no-port"),
-        ("address", "host:0"),
-        ("address", "host:99999"),
-        ("address", "host:٣"),
-        ("address", "0.0.0.0:1"),
-        ("address", "ipv4:127.0.0.1:1"),
-        ("address", ":50051"),
-        ("address", "a" * 512 + ":1"),
-        ("address", "two words:1"),
-        ("address", "\x1b]0;x\x07:1"),
-        ("tls_name", "x" * 257),
-        ("model", "x" * 1025),
-        ("instance", ""),
-        ("model_fingerprint", b"x" * 257),
-        ("adapters", ["a"] * 1025),
-        ("adapters", ["a" * 128] * 257),
-        ("adapters", [""]),
-        ("generation", 0),
-    ],
-)
-def test_an_entry_that_is_malformed_is_refused_by_field(field: str, value: object) -> None:
-    good = {
-        "address": "host:1", "model": "m", "instance": "i", "generation": 1,
-    }  # fmt: skip
-    with pytest.raises(ServiceError) as caught:
-        decode_entry(pb.SchedulerEntry(**(good | {field: value})))  # type: ignore[arg-type]
-    assert caught.value.reason is ErrorReason.INVALID_REQUEST
-    assert caught.value.field == f"entry.{field}"
-
-
-def test_a_state_that_is_not_known_here_is_none_that_gets_new_streams() -> None:
-    entry = pb.SchedulerEntry(address="host:1", instance="i", generation=1)
-    entry.MergeFromString(b"\x30\x63")  # state 99
-    assert decode_entry(entry).state is ServiceState.NO_EXECUTOR
-
-
-@pytest.mark.parametrize(
-    ("given", "known", "here"),
-    [
-        ("10.0.0.1:050051", "10.0.0.1:50051", False),
-        ("Host.Example.:1", "host.example:1", False),
-        ("[2001:DB8:0::1]:1", "[2001:db8::1]:1", False),
-        ("LocalHost:02", "localhost:2", True),
-        ("a.localhost:1", "a.localhost:1", True),
-        ("[0:0::1]:1", "[::1]:1", True),
-        ("[::ffff:127.0.0.1]:1", "127.0.0.1:1", True),
-        ("[::ffff:7f00:1]:1", "127.0.0.1:1", True),
-    ],
-)
-def test_an_address_has_one_spelling_and_loopback_is_known_in_each(
-    given: str, known: str, here: bool
-) -> None:
-    assert decode_entry(entry_at(given)).address == known
-    assert is_here(given) is here
-    assert one_spelling(known) == known
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "0.0.0.0",
-        "[::]",
-        "[::ffff:0.0.0.0]",
-        "0.0.0.1",
-        "224.0.0.1",
-        "255.255.255.255",
-        "[ff02::1]",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "0177.0.0.1",
-        "1.2.3.4.5",
-        "[fe80::1%eth0]",
-        "%31.0.0.1",
-        "bücher.example",
-        "a..b",
-        "-a",
-        "unix:/run/x",
-        "dns:///host",
-        "user@host",
-        "host/path",
-        "::1",
-    ],
-)
-def test_what_leads_to_no_one_host_or_has_several_readings_is_no_address(host: str) -> None:
-    with pytest.raises(ServiceError, match=r"entry\.address"):
-        decode_entry(entry_at(f"{host}:50051"))
-    with pytest.raises(ValueError, match="advertise"):
-        SchedulerSettings(executor=("127.0.0.1:1",), advertise=f"{host}:50051")
-
-
-def test_a_peer_elsewhere_and_a_caller_elsewhere_name_no_loopback_address() -> None:
-    directory = LiveDirectory(lambda: LISTING)
-    directory.refresh()
-    here = entry_at("[::ffff:127.0.0.1]:1")
-    message = pb.WatchSchedulersResponse(entries=[here])
-    for peer in ("10.0.0.9:1", "host.example:1", "ipv4:10.0.0.9:1"):
-        with pytest.raises(ServiceError, match="loopback"):
-            Peers((), PLAINTEXT, directory)._learn(message, peer)
-    assert Peers((), PLAINTEXT, directory)._learn(message, "unix:/run/x")
-
-    calls = DirectoryCalls(directory, Credentials(fixed=[Entry.of("t", WRITER)]))
-    assert calls._credentials.admits((("authorization", "Bearer t"),))
-    request = pb.AnnounceSchedulerRequest(entry=here)
-    with pytest.raises(ServiceError, match="loopback"):
-        calls.announce(request, cast("Any", Caller("ipv4:10.0.0.9:1")))
-
-
-def test_who_is_elsewhere_sees_no_loopback_addresses() -> None:
-    directory = Directory()
-    near = replace(listing(1), address="127.0.0.1:1")
-    directory.write(near, live.OWN, Rank.OWN, 0.0, math.inf)
-    directory.write(listing(2), "another", Rank.ANNOUNCED, 0.0, math.inf)
-
-    def seen(*, near: bool) -> tuple[list[str], list[str]]:
-        removed = ("127.0.0.1:2", "10.0.0.9:1")
-        messages = list(Shown(near=near).messages(directory, removed, complete=True))
-        assert [message.complete for message in messages] == [False] * (len(messages) - 1) + [True]
-        return (
-            [entry.address for message in messages for entry in message.entries],
-            [address for message in messages for address in message.removed],
-        )
-
-    assert seen(near=True) == (["127.0.0.1:1", "10.0.0.2:50051"], ["127.0.0.1:2", "10.0.0.9:1"])
-    assert seen(near=False) == (["10.0.0.2:50051"], ["10.0.0.9:1"])
-
-
-async def answers(
-    directory: LiveDirectory, peer: str, *, own: bool = False
-) -> AsyncGenerator[pb.WatchSchedulersResponse]:
-    """What a watcher is sent who reads one message after the other."""
-    sent: asyncio.Queue[pb.WatchSchedulersResponse] = asyncio.Queue(1)
-    context = cast("Any", Caller(peer))
-    context.write = sent.put
-    calls = DirectoryCalls(directory, Credentials())
-    task = asyncio.create_task(calls.watch(pb.WatchSchedulersRequest(own=own), context))
-    try:
-        while True:
-            yield await sent.get()
-    finally:
-        task.cancel()
-
-
-async def test_who_asks_for_the_own_entry_waits_for_no_others_and_sees_none_of_another_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(live, "PAUSE_S", 0.0)
-    monkeypatch.setattr(live, "ENTRIES_PER_S", 1e-9)
-    shown = [replace(LISTING, address="127.0.0.1:1")]
-    directory = LiveDirectory(lambda: shown[0])
-    directory.write(listing(2), "another", Rank.ANNOUNCED, 30.0)
-    near, far = answers(directory, "unix:", own=True), answers(directory, "ipv4:10.0.0.8:1", own=True)
-    assert await anext(far) == pb.WatchSchedulersResponse(complete=True)
-    assert [entry.address for entry in (await anext(near)).entries] == ["127.0.0.1:1"]
-    shown[0] = replace(shown[0], state=ServiceState.DRAINING)
-    directory.refresh()
-    message = await anext(near)
-    assert [entry.state for entry in message.entries] == [pb.SCHEDULER_STATE_DRAINING]
-    for watcher in (near, far):
-        await watcher.aclose()
-
-
-async def test_a_large_directory_comes_in_parts_whatever_changes_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(live, "PAUSE_S", 0.0)
-    for rate in ("ENTRIES_PER_S", "ALL_ENTRIES_PER_S"):
-        monkeypatch.setattr(live, rate, math.inf)
-    directory, known = LiveDirectory(lambda: LISTING), dict[str, str]()
-
-    def write(number: int, instance: str = "") -> None:
-        one = replace(LISTING, address=f"h{number}:1", instance=instance or f"i{number}")
-        directory.write(one, f"w{number}", Rank.ANNOUNCED, 30.0)
-
-    for number in range(2 * ENTRIES_PER_READ):
-        write(number)
-    watcher, sizes = answers(directory, "unix:"), []
-    async for message in watcher:
-        sizes.append(len(message.entries))
-        known |= {entry.address: entry.instance for entry in message.entries}
-        if len(sizes) == 1:  # another part is written already, and the third is not
-            write(0, "of a later start")
-            write(999)
-            directory.remove("w1")
-        for address in message.removed:
-            del known[address]
-        if known.get("h0:1") == "of a later start" and len(known) == 2 * ENTRIES_PER_READ + 1:
-            break
-    await watcher.aclose()
-    assert sizes[:2] == [ENTRIES_PER_READ, ENTRIES_PER_READ]
-    assert known.keys() == {LISTING.address, *(f"h{number}:1" for number in (0, *range(2, 256), 999))}
-
-
-def test_messages_of_entries_as_large_as_may_be_stay_small() -> None:
-    adapters = tuple(f"{number:0>127}" for number in range(3000))
-    largest = replace(
-        LISTING, model="m " * 2000, model_fingerprint=b"f" * 256, adapters=adapters, instance="i" * 256
-    ).bounded()
-    assert largest.adapters == adapters[:258]
-    assert decode_entry(encoded_listing(largest)) == largest
-    names = tuple(f"{number:0>30}" for number in range(3000))
-    assert len(replace(LISTING, adapters=names).bounded().adapters) == 1024
-    messages = list(Shown(near=True).messages([entry_of(largest)] * ENTRIES_PER_READ, complete=True))
-    assert max(message.ByteSize() for message in messages) < MESSAGE_BYTES
-    assert sum(len(message.entries) for message in messages) == ENTRIES_PER_READ
-
-
-def entry_of(one: Listing) -> entries.Entry:
-    return entries.Entry(one, "a team", Rank.ANNOUNCED, 0.0, 0.0, math.inf, 1)
 
 
 def test_nobody_writes_the_schedulers_own_address_or_instance() -> None:
