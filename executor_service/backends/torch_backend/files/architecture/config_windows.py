@@ -23,7 +23,7 @@ class WindowRule:
     flagged: bool = False  # there is none without `use_sliding_window`
     listed: bool = False  # `layer_types` names the layers; the fields below matter only without it
     first: int | None = None  # default of `max_window_layers`, the first layer; None: not read, layer 0
-    period: int | None = None  # default of `sliding_window_pattern`: of each of these the last sees all
+    period: int | None = None  # default of `sliding_window_pattern`: one layer of each `period` sees all
     rope_theta: float | None = None  # default of `rope_local_base_freq`; None: the rope of other layers
     only_rotated: bool = False  # beside layers with a window, those without one are not rotated
 
