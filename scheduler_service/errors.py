@@ -117,6 +117,7 @@ _FAILURES: Mapping[Failure, ErrorReason] = {
     Failure.POISON: ErrorReason.EXECUTORS_LOST,
     Failure.NOT_FINITE: ErrorReason.NOT_FINITE,
     Failure.REFUSED: ErrorReason.EXECUTOR_REFUSED,
+    Failure.GRAMMAR: ErrorReason.INVALID_REQUEST,
 }
 
 
@@ -140,10 +141,15 @@ def of_admission(error: core_errors.AdmissionError) -> ServiceError:
     return ServiceError(ErrorReason.INTERNAL, "the request could not be admitted")
 
 
+def reason_of(failure: Failure) -> ErrorReason:
+    """The client's reason for a request that the core has ended."""
+    return _FAILURES[failure]
+
+
 def of_failure(failed: Failed, grammar_field: str = "grammar") -> ServiceError:
     """The client's error for a request that the core has ended. `grammar_field`: of which its grammar is."""
     if failed.failure is Failure.GRAMMAR:
         return invalid(grammar_field, failed.message)
     may_retry = failed.failure is Failure.NO_EXECUTOR and not failed.emitted
     retry_after_s = RETRY_AFTER_S if may_retry else None
-    return ServiceError(_FAILURES[failed.failure], failed.message, retry_after_s=retry_after_s)
+    return ServiceError(reason_of(failed.failure), failed.message, retry_after_s=retry_after_s)

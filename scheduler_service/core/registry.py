@@ -17,7 +17,7 @@ from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool
 from scheduler_service.core.snapshot import Totals
 from scheduler_service.core.states import SequenceState
-from scheduler_service.core.step_log import FAILURE_CODES, StepEvent
+from scheduler_service.core.step_log import FAILURES, StepEvent
 from scheduler_service.core.wait_report import EndedRequests
 
 
@@ -178,7 +178,7 @@ class Registry:
 
     def fail(self, live: LiveRequest, failure: Failure, message: str, now: float) -> Failed:
         """Fail a whole request: all its completions that have not ended."""
-        self._pool.log.note(StepEvent.REFUSED, live, 0, FAILURE_CODES[failure])
+        self._pool.log.note(StepEvent.REFUSED, live, 0, FAILURES.index(failure))
         for sequence in reversed(live.sequences):
             if sequence.state is not SequenceState.ENDED:
                 self._end(sequence)

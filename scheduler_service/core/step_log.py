@@ -10,7 +10,7 @@ import enum
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.events import Failure
@@ -27,16 +27,8 @@ MAX_EVENTS = 4096
 
 _STEP_BYTES, _EVENT_BYTES, _NAME_BYTES = 64, 17, 500  # of a step; of an event; of a name, at most
 
-FAILURE_CODES: Mapping[Failure, int] = {
-    Failure.DEADLINE: 4,
-    Failure.CANCELLED: 10,
-    Failure.NO_EXECUTOR: 14,
-    Failure.POISON: 13,
-    Failure.NOT_FINITE: 13,
-    Failure.REFUSED: 13,
-    Failure.GRAMMAR: 3,
-}
-"""The google.rpc.Code with which a failed request ends."""
+FAILURES = tuple(Failure)
+"""By the value of an event REFUSED."""
 
 
 class StepEvent(enum.IntEnum):

@@ -9,7 +9,12 @@ from typing import cast
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.identity import Identity
 
-from scheduler_service.core.step_log import COLUMNS, StepPart
+from scheduler_service.core.step_log import COLUMNS, FAILURES, Events, StepEvent, StepPart
+from scheduler_service.errors import reason_of
+from scheduler_service.rpc.statuses import CODES
+
+_FAILURE_CODES = [CODES[reason_of(failure)].value[0] for failure in FAILURES]
+"""The google.rpc.Code with which a request ends, by the value of an event REFUSED."""
 
 
 def step_log(part: StepPart, lost: int, caller: Identity, since_1970_s: float) -> pb.WatchStepsResponse:
@@ -27,7 +32,7 @@ def step_log(part: StepPart, lost: int, caller: Identity, since_1970_s: float) -
         event_kinds=cast("Sequence[pb.StepEventKind.ValueType]", part.events.kinds),
         event_requests=part.events.requests,
         event_indexes=part.events.indexes,
-        event_values=part.events.values,
+        event_values=_values(part.events),
         names=[
             pb.RequestName(
                 number=number,
@@ -41,3 +46,10 @@ def step_log(part: StepPart, lost: int, caller: Identity, since_1970_s: float) -
     for name, column in columns.items():
         getattr(log, name).extend(column)
     return pb.WatchStepsResponse(log=log)
+
+
+def _values(events: Events) -> list[int]:
+    return [
+        _FAILURE_CODES[value] if kind == StepEvent.REFUSED else value
+        for kind, value in zip(events.kinds, events.values, strict=True)
+    ]

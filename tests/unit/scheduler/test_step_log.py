@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core import step_log
-from scheduler_service.core.step_log import StepEvent, StepFigures, StepLog
+from scheduler_service.core.events import Failure
+from scheduler_service.core.step_log import FAILURES, StepEvent, StepFigures, StepLog
 from scheduler_service.core.waiting.reasons import WaitReason
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, column, log_parts, make_request
@@ -47,7 +48,7 @@ def test_a_step_has_its_rows_tokens_times_and_why_no_further_sequence_was_admitt
     ]
 
 
-def test_a_cancelled_request_has_its_code_and_a_preempted_one_is_resumed() -> None:
+def test_a_cancelled_request_has_its_failure_and_a_preempted_one_is_resumed() -> None:
     harness = harness_of()
     harness.add(make_request("a", max_tokens=9))
     harness.step()
@@ -57,7 +58,8 @@ def test_a_cancelled_request_has_its_code_and_a_preempted_one_is_resumed() -> No
     harness.cancel("a")
     harness.run()
     kinds = [(kind, value) for kind, _, _, value in events(harness.core.log)]
-    assert kinds == [("QUEUED", 3), ("ADMITTED", 0), ("PREEMPTED", 3), ("RESUMED", 0), ("REFUSED", 10)]
+    cancelled = FAILURES.index(Failure.CANCELLED)
+    assert kinds == [("QUEUED", 3), ("ADMITTED", 0), ("PREEMPTED", 3), ("RESUMED", 0), ("REFUSED", cancelled)]
 
 
 def filled(steps: int, events_a_step: int = 0) -> StepLog:

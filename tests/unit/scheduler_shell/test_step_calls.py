@@ -6,15 +6,18 @@ import asyncio
 import time
 from typing import Any
 
+import grpc
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.identity import Identity
 
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import Failure
 from scheduler_service.core.scheduler import StepScheduler
-from scheduler_service.core.step_log import COLUMNS
+from scheduler_service.core.step_log import COLUMNS, FAILURES, Events, StepEvent, StepPart
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc import step_calls
+from scheduler_service.rpc.codec.steps import step_log
 from scheduler_service.rpc.step_calls import StepCalls
 from scheduler_service.streams.request import scoped_id
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -63,6 +66,24 @@ async def watched(calls: StepCalls, caller: Identity, **request: int) -> list[pb
     await calls.watch(pb.WatchStepsRequest(**request), reader)
     messages: list[pb.StepLog] = reader.messages
     return messages
+
+
+def test_a_failed_request_has_the_code_with_which_its_call_ends() -> None:
+    codes = {
+        Failure.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+        Failure.CANCELLED: grpc.StatusCode.ABORTED,
+        Failure.NO_EXECUTOR: grpc.StatusCode.UNAVAILABLE,
+        Failure.POISON: grpc.StatusCode.INTERNAL,
+        Failure.NOT_FINITE: grpc.StatusCode.INTERNAL,
+        Failure.REFUSED: grpc.StatusCode.INTERNAL,
+        Failure.GRAMMAR: grpc.StatusCode.INVALID_ARGUMENT,
+    }
+    events = Events()
+    events.add(StepEvent.ENDED, 1, 0, 1)
+    for failure in codes:
+        events.add(StepEvent.REFUSED, 1, 0, FAILURES.index(failure))
+    log = step_log(StepPart(1, 0.0, ([0],) * len(COLUMNS), events, {}), 0, ADMIN, 0.0).log
+    assert list(log.event_values) == [1, *(code.value[0] for code in codes.values())]
 
 
 async def test_the_columns_of_a_message_have_an_entry_a_step() -> None:
