@@ -28,7 +28,7 @@ from tests.gateway.support import BackStack, gateway
 from tests.model.default_model import default_model
 
 SETTLED_S = 4.0
-"""Load before and after a fault."""
+"""Load before and after a fault, at least."""
 FROZEN_S = 6.0
 """Longer than the gateway takes to notice."""
 EXECUTOR, SCHEDULER = "executor_service", "scheduler_service"
@@ -48,6 +48,8 @@ TOKENS = 300
 class Seen:
     """What the clients saw during one fault."""
 
+    wanted: int  # requests
+    enough: asyncio.Event = field(default_factory=asyncio.Event)  # set when so many of them have ended
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0  # to a first token
@@ -56,6 +58,12 @@ class Seen:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
         errors = "".join(f"\n      {count} x {text}" for text, count in self.errors.most_common(5))
         return f"{counts}; longest wait for a first token {self.longest_s:.2f} s{errors}"
+
+    def ended(self, outcome: str) -> None:
+        """One request has."""
+        self.counts[outcome] += 1
+        if self.counts.total() >= self.wanted:
+            self.enough.set()
 
     @property
     def good(self) -> bool:
@@ -104,11 +112,11 @@ async def one_request(api: Any, seen: Seen, number: int, expected: Answer, *, st
                     scores += choice.logprobs.token_logprobs if choice.logprobs else []
                     finished |= bool(choice.finish_reason)
         if finished and (text, scores) != expected:
-            seen.counts["different"] += 1
+            seen.ended("different")
         else:
-            seen.counts["answered" if finished else "cut short"] += 1
+            seen.ended("answered" if finished else "cut short")
     except openai.OpenAIError as error:
-        seen.counts["interrupted" if scores else "refused"] += 1
+        seen.ended("interrupted" if scores else "refused")
         seen.errors[f"{type(error).__name__} after {len(scores)} tokens: {str(error)[:160]}"] += 1
 
 
@@ -150,16 +158,17 @@ async def run(url: str, stacks: list[BackStack], times: int, clients: int) -> bo
 
     expected = await undisturbed(stacks[0].address, clients)
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as api:
-        seen, stop = [Seen()], asyncio.Event()
+        seen, stop = [Seen(clients)], asyncio.Event()
         tasks = [asyncio.create_task(client(api, seen, stop, *one)) for one in enumerate(expected)]
         await asyncio.sleep(SETTLED_S)
         print(f"{'undisturbed':22s} {seen[-1]}", flush=True)
         for name, victims, number in FAULTS * times:
             for place, stack in enumerate(stacks):
-                seen.append(Seen())
+                seen.append(Seen(clients))
                 await asyncio.sleep(1)
                 await strike(stack, victims, number)
                 await asyncio.sleep(SETTLED_S)
+                await seen[-1].enough.wait()
                 verdict = "held" if seen[-1].good else "NOT HELD"
                 print(f"{name + f', {place + 1}':22s} {verdict}: {seen[-1]}", flush=True)
         stop.set()
