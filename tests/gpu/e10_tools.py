@@ -52,17 +52,7 @@ def run(bench: Bench) -> Iterator[Case]:
         if reason := _missing("ncu", bench):
             yield case | {"skipped": reason}
             continue
-        counters = [
-            "--metrics",
-            ",".join(_COUNTERS),
-            "--clock-control",
-            "none",
-            "--profile-from-start",
-            "off",
-        ]
-        done = _step(
-            ["ncu", *counters, "--csv", "--print-units", "base"], "--shape", shape, "--rows", str(rows)
-        )
+        done = _step([*_NCU, ",".join(_COUNTERS)], "--shape", shape, "--rows", str(rows))
         kernels = _kernels(done.stdout)
         yield from (case | kernel for kernel in kernels)
         if not kernels:
