@@ -40,7 +40,7 @@ from tests.triton.compiled import TYPES, Compiled, compiled, specialized
 
 BUFFERS = {80: (4, 3), 86: (2, 3), 89: (2, 3), 90: (4, 4)}
 """Tiles of K that attention has room for, at least, in short and in long rows."""
-_FEW_BUFFERS = 3  # enough in short rows where pages are looked up ahead: their programs are smaller
+_FEW_BYTES = 24 << 10  # of tiles, enough in short rows where pages are looked up ahead: programs are smaller
 _CONVERTED_BUFFERS = 3  # the same of 8 bits, where to convert a tile takes one of them
 _FP32_SPILLED = 128  # bytes of a thread
 _SHORT_PROGRAMS = 2  # of attention's short rows, that a multiprocessor runs at once, at least
@@ -185,7 +185,8 @@ def _fault(name: str, shape: Shape, architecture: int, launch: Launch, made: Com
     is_long = name == "attention, long"
     buffers = BUFFERS[architecture][is_long]
     if launch.constants["ahead"]:
-        buffers = min(buffers, _FEW_BUFFERS)
+        tile_bytes = launch.constants["tile"] * launch.constants["columns"] * shape.dtype.itemsize
+        buffers = min(buffers, -(-_FEW_BYTES // tile_bytes))
     if shape.pages is not None:
         buffers = min(buffers, _CONVERTED_BUFFERS)
     if made.buffers < buffers or not made.ahead:
