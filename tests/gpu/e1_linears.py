@@ -12,7 +12,7 @@ from executor_service.backends.torch_backend.files.scaled_numbers import ScaledN
 from executor_service.backends.torch_backend.ops.kernels import Linear, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8, QuantizedLinear
 from tests.gpu.bench import Bench, Case
-from tests.gpu.shapes import spec_of
+from tests.gpu.shapes import linears, spec_of
 from tests.gpu.timing import device_ms
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -31,16 +31,8 @@ def run(bench: Bench) -> Iterator[Case]:
     block add to the residual in the product itself, and the output layer's results are fp32.
     """
     spec, device = spec_of("Qwen3-8B", dry=bench.dry), bench.device
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    layers = {
-        "gate_up": (2 * spec.intermediate_size, spec.hidden_size),
-        "down": (spec.hidden_size, spec.intermediate_size),
-        "qkv": (queries + 2 * keys, spec.hidden_size),
-        "output": (spec.hidden_size, queries),
-        "head": (spec.vocab_size, spec.hidden_size),
-    }
     for dtype, form in _FORMATS.items():
-        for name, (n, k) in layers.items():
+        for name, (n, k) in linears(spec).items():
             if name == "head" and form is not None:
                 continue  # stays wide
             for case in _layer(bench, form, name, n, k):

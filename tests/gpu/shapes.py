@@ -83,3 +83,15 @@ def write_config(name: str, directory: Path, *, dry: bool, layers: int = 0) -> P
     config = config_of(name, dry=dry) | ({"num_hidden_layers": layers} if layers else {})
     (path / "config.json").write_text(json.dumps(config, indent=2))
     return path
+
+
+def linears(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """The sizes [n, k] of the weights of a dense model's layer by name, and of its output layer `head`."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    return {
+        "gate_up": (2 * spec.intermediate_size, spec.hidden_size),
+        "down": (spec.hidden_size, spec.intermediate_size),
+        "qkv": (queries + 2 * keys, spec.hidden_size),
+        "output": (spec.hidden_size, queries),
+        "head": (spec.vocab_size, spec.hidden_size),
+    }

@@ -19,12 +19,23 @@ from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     few_scaled_rows_launch,
     new_arrivals,
 )
+from executor_service.backends.torch_backend.cuda.linear.tuning import Tuning
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
+from tests.gpu.tuned_products import products
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
+TUNINGS = sorted(
+    {
+        Tuning(how.outputs, how.lines, how.tile_bytes, programs=40)
+        for how in (each.how for each in products(dry=False))
+        if how is not None
+    },
+    key=str,
+)
+"""All that E11 times, as far as it matters to an interpreter; with parts of the inputs."""
 
 
 @contextmanager
@@ -124,13 +135,29 @@ def test_products_have_programs_for_a_device_and_parts_that_follow_from_the_laye
             x, out = (torch.empty(rows, size, dtype=BF16, device="meta") for size in (k, n))
             weight = torch.empty(n, k, dtype=BF16, device="meta")
             launch = few_rows_launch(x, weight, None, out, new_arrivals(CPU))
-            part = launch.constants["part"]
+            part = launch.arguments["part"]
+            assert isinstance(part, int)
             assert part * launch.grid[1] >= k > part * (launch.grid[1] - 1)
             assert launch.grid[0] <= len(new_arrivals(CPU)) or launch.grid[1] == 1
             grids.add(launch.grid)
         assert len(grids) == 1
         [(blocks, parts, _)] = grids
         assert blocks * parts >= 128 or part <= 3 * 128
+
+
+@pytest.mark.parametrize("how", TUNINGS, ids=str)
+def test_a_product_is_right_however_it_is_tuned(how: Tuning) -> None:
+    torch.manual_seed(7)
+    arrivals = new_arrivals(CPU)
+    x, weight = torch.randn(how.lines - 1, 600).to(BF16), (torch.randn(130, 600) / 24).to(BF16)
+    expected = x.double() @ weight.double().T
+    out, gated = torch.ones(len(x), 130).to(BF16), torch.empty(len(x), 65, dtype=BF16)
+    few_rows_launch(x, weight, None, out, arrivals, add=True, how=how).run()
+    torch.testing.assert_close(out, (expected + 1).to(BF16), rtol=0.02, atol=0.02)
+    few_rows_launch(x, weight, None, gated, arrivals, activation=Activation.SILU, how=how).run()
+    joined = Activation.SILU.join(expected.to(BF16))
+    torch.testing.assert_close(gated, joined, rtol=0.03, atol=0.1)
+    assert not arrivals.any()
 
 
 def test_logits_are_not_rounded_to_16_bits() -> None:

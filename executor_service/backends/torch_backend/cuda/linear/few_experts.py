@@ -16,7 +16,7 @@ import triton.language as tl
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.pointwise import joined
-from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import STAGES, WARPS, sums_of_rows, tiles
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import FEW, sums_of_rows, tiles
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.stacked_experts import StackedExperts
 
@@ -103,8 +103,7 @@ def few_gated_launch(
             "inner": inner, "k": x.shape[1], "x_stride": x.stride(0),
         },
         {"count": chosen.shape[1], "activation": int(activation), **constants},
-        warps=WARPS,
-        stages=STAGES,
+        **FEW.options,
     )  # fmt: skip
 
 
@@ -117,6 +116,5 @@ def few_down_launch(x: torch.Tensor, chosen: torch.Tensor, weight: torch.Tensor,
         (pairs, -(-n // constants["outputs"]), 1),
         {"out": out, "x": x, "chosen": chosen, "weight": weight, "n": n, "k": x.shape[1]},
         constants,
-        warps=WARPS,
-        stages=STAGES,
+        **FEW.options,
     )

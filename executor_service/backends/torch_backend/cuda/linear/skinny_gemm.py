@@ -20,27 +20,16 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
-from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
+from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.pointwise import joined
+from executor_service.backends.torch_backend.cuda.linear.tuning import BLOCKS, Tuning
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 MAX_ROWS = 4
 """Rows of a product; twice as many columns of a matrix instruction are enough for two digits."""
 
-_LINES = 2 * MAX_ROWS
-_OUTPUTS = 16  # of a program: what a matrix instruction has lines for
-_TILE_BYTES = 256  # of a weight row, loaded at once: two lines of the cache
-STAGES = 7  # gives six buffers, of which five may be on their way
-WARPS = 2
-_LINE_BYTES = 128  # of the cache
-_ASKED_BYTES = 16 << 20
-"""Of a product's weights, asked for while the kernel before runs: a third of the L2 cache of compute
-capability 9.0, so that they are still there when they are multiplied."""
-_PROGRAMS_TO_FILL = 256
-"""Two for each multiprocessor: layers with fewer blocks of outputs have several programs for each block."""
-_BLOCKS = 1024  # of outputs that have several programs, at most
-_LEAST_TILES = 2  # of weights, that a program has
-_PROGRAMS = 1024  # that may start before the kernel before ends: more do not fit on a device
+FEW = Tuning(lines=2 * MAX_ROWS)
+"""Of products of up to MAX_ROWS rows."""
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
 
 
@@ -132,9 +121,9 @@ def finish_parts(
 
 @triton.jit(do_not_specialize=("rows",))
 def _few_rows_kernel(
-    out, x, weight, bias, partial, arrivals, rows, n, k, x_stride,
+    out, x, weight, bias, partial, arrivals, rows, n, k, x_stride, part,
     biased: tl.constexpr, add: tl.constexpr, activation: tl.constexpr,
-    splits: tl.constexpr, part: tl.constexpr, asked: tl.constexpr,
+    splits: tl.constexpr, asked: tl.constexpr, early: tl.constexpr,
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs): x W^T of all rows, in fp32.
@@ -150,7 +139,7 @@ def _few_rows_kernel(
         begin = split * part
         end = tl.minimum(begin + part, k)
     ask_for_rows(weight, column, begin, last_row, k, asked)
-    begin_kernel()
+    begin_kernel(early)
     line = tl.arange(0, lines)
     there, real = block * width + output % width < n, line < rows
     sums = sums_of_rows(
@@ -201,7 +190,7 @@ def new_arrivals(device: torch.device) -> torch.Tensor:
 
     Launches of one stream can share it, as nothing else of them overlaps.
     """
-    return torch.zeros(_BLOCKS, dtype=torch.int32, device=device)
+    return torch.zeros(BLOCKS, dtype=torch.int32, device=device)
 
 
 def few_rows_launch(
@@ -213,38 +202,38 @@ def few_rows_launch(
     *,
     add: bool = False,
     activation: Activation | None = None,
+    how: Tuning = FEW,
 ) -> Launch:
     """The launch of x W^T + bias, with `add` added to `out`, rounded once.
 
-    x [rows, k] bf16 or fp16, of at most MAX_ROWS rows, with contiguous columns; weight [n, k] and bias [n],
-    in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous. `arrivals`: of
+    x [rows, k] bf16 or fp16, of at most `how.lines` rows, with contiguous columns; weight [n, k] and bias
+    [n], in x's dtype; out [rows, n], of any dtype. weight, bias and out are contiguous. `arrivals`: of
     `new_arrivals`. With an activation, weight and bias are those of gates, then of ups; out has half as many
     columns.
     """
     k = weight.shape[1]
-    width = _OUTPUTS if activation is None else _OUTPUTS // 2
+    width = how.outputs if activation is None else how.outputs // 2
     blocks, size = -(-out.shape[1] // width), weight.element_size()
-    inputs = _TILE_BYTES // size
-    splits, part = _parts(blocks, -(-k // inputs))
+    inputs = how.tile_bytes // size
+    splits, part = how.parts(blocks, -(-k // inputs))
     partial = arrivals  # not used
     if splits > 1:
-        partial = torch.empty(splits * blocks * _OUTPUTS * _LINES, dtype=torch.float32, device=x.device)
+        partial = torch.empty(splits * blocks * how.outputs * how.lines, dtype=torch.float32, device=x.device)
     return Launch(
         _few_rows_kernel,
         (blocks, splits, 1),
         {
             "out": out, "x": x, "weight": weight, "bias": weight if bias is None else bias,
             "partial": partial, "arrivals": arrivals,
-            "rows": x.shape[0], "n": out.shape[1], "k": k, "x_stride": x.stride(0),
+            "rows": x.shape[0], "n": out.shape[1], "k": k, "x_stride": x.stride(0), "part": part * inputs,
         },
         {
             "biased": int(bias is not None), "add": int(add),
             "activation": -1 if activation is None else int(activation), "splits": splits,
-            "part": part * inputs, "asked": _asked_lines(blocks * splits, min(part * inputs, k) * size),
-            **tiles(weight, x.dtype),
+            "asked": how.asked_lines(blocks * splits, min(part * inputs, k) * size),
+            "early": int(how.early), **tiles(weight, x.dtype, how),
         },
-        warps=WARPS,
-        stages=STAGES,
+        **how.options,
     )  # fmt: skip
 
 
@@ -264,36 +253,23 @@ def few_scaled_rows_launch(
     exact = weight.dtype == torch.int8
     return Launch(
         _few_scaled_rows_kernel,
-        (-(-n // _OUTPUTS), 1, 1),
+        (-(-n // FEW.outputs), 1, 1),
         {
             "out": out, "x": x, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales,
             "rows": x_scales.shape[0], "n": n, "k": k, "x_stride": x.stride(0),
         },
         {
             "digits": x.shape[0] // x_scales.shape[0], "total": tl.int32 if exact else tl.float32,
-            "asked": _asked_lines(-(-n // _OUTPUTS), k * weight.element_size()),
+            "asked": FEW.asked_lines(-(-n // FEW.outputs), k * weight.element_size()),
             **tiles(weight, torch.int8 if exact else torch.float16),
         },
-        warps=WARPS,
-        stages=STAGES,
+        **FEW.options,
     )  # fmt: skip
 
 
-def tiles(weight: torch.Tensor, factor: torch.dtype) -> dict[str, int]:
+def tiles(weight: torch.Tensor, factor: torch.dtype, how: Tuning = FEW) -> dict[str, int]:
     """Constants that such kernels have; `factor`: the dtype of products."""
     return {
-        "outputs": _OUTPUTS, "inputs": _TILE_BYTES // weight.element_size(), "lines": _LINES,
+        "outputs": how.outputs, "inputs": how.tile_bytes // weight.element_size(), "lines": how.lines,
         "factor": _TRITON_TYPES[factor],
     }  # fmt: skip
-
-
-def _parts(blocks: int, tiles: int) -> tuple[int, int]:
-    """Parts that a product's inputs are cut into, and tiles of each: they depend on nothing but its layer."""
-    part = -(-tiles // max(min(_PROGRAMS_TO_FILL // blocks, tiles // _LEAST_TILES), 1))
-    return -(-tiles // part), part
-
-
-def _asked_lines(programs: int, row_bytes: int) -> int:
-    """Of each of its weight rows, lines of the cache that a program asks for ahead: a power of two."""
-    row_bytes = min(row_bytes, _ASKED_BYTES // (min(programs, _PROGRAMS) * _OUTPUTS))
-    return power_of_two(max(row_bytes // _LINE_BYTES, 1) + 1) // 2

@@ -1,0 +1,144 @@
+"""E11: products of few rows by `Tuning`, beside the shipped one and cuBLAS: weights read per second.
+
+Each case is captured with so many copies of its weights that none is in the L2 cache. All kernels are
+compiled first, by as many processes as there are cores. A tuning that does not compile, or computes something
+else, is a case that failed; the others go on. On CPU plain products stand for all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext, suppress
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from tests.gpu.bench import Bench, Case
+from tests.gpu.timing import device_ms
+from tests.gpu.tuned_products import Call, Part, Products, products
+
+_SECONDS = 56.0  # for all: what is not measured by then is skipped
+_COMPILING_S = 25.0  # of them
+_COLD_BYTES = 200 << 20  # of weights in a round: four times the L2 cache
+_PRODUCTS = (32, 64)  # in a round, at least and at most
+_ERROR = 0.02  # of a result, of the largest one
+_launches: list[tuple[Any, bool]] = []  # that are compiled, and whether for dependent launches
+
+
+def run(bench: Bench) -> Iterator[Case]:
+    """A case for each of `products`: microseconds, and what part of the time E0's rate would take.
+
+    `gb_s`: weights alone. The first case says how many kernels were compiled, and for how long.
+    """
+    began = time.monotonic()
+    end = began + bench.pick(_SECONDS, 3600.0)
+    wanted = list(products(dry=bench.dry))
+    if bench.device.type == "cuda":
+        compiled = _compile(wanted, began + _COMPILING_S)
+        yield {"compiled": compiled, "wanted": len(_launches), "seconds": time.monotonic() - began}
+    weights = _Weights(bench.device, max(part.n * part.k for each in wanted for part in each.parts))
+    for number, each in enumerate(wanted):
+        if time.monotonic() > end:
+            yield {"skipped": f"{len(wanted) - number} cases: the time is up"}
+            return
+        yield {**each.plain(), **_measured(bench, each, weights)}
+
+
+class _Weights:
+    """Random numbers that weights are parts of: one after the other, then from the beginning again."""
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self._numbers = torch.empty(most, dtype=torch.bfloat16, device=device).normal_(std=0.02)
+        self._taken = 0
+
+    def take(self, n: int, k: int) -> torch.Tensor:
+        """Of size [n, k]."""
+        if self._taken + n * k > len(self._numbers):
+            self._taken = 0
+        begin, self._taken = self._taken, self._taken + n * k
+        return self._numbers[begin : self._taken].view(n, k)
+
+
+def _compile(wanted: Sequence[Products], until: float) -> int:
+    """Compile what is launched into Triton's cache, each kernel once; returns how many by then."""
+    meta, seen = torch.device("meta"), set()
+    for each in wanted:
+        for part in each.parts if each.how is not None else ():
+            x = torch.empty(each.rows, part.k, dtype=torch.bfloat16, device=meta)
+            weight = torch.empty(part.n, part.k, dtype=torch.bfloat16, device=meta)
+            launch = part.launch(x, weight, part.out(each.rows, meta), each.how)
+            key = (str(launch.constants), launch.warps, launch.stages, part.layer == "head", each.dependent)
+            if key not in seen:
+                seen.add(key)
+                _launches.append((launch, each.dependent))
+    done = 0
+    processes = min(os.cpu_count() or 1, len(_launches))
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:  # this process leaves the device alone
+        with suppress(TimeoutError):
+            futures = [pool.submit(_compile_one, number) for number in range(len(_launches))]
+            for _ in as_completed(futures, timeout=max(until - time.monotonic(), 0)):
+                done += 1
+        pool.shutdown(cancel_futures=True)
+    return done
+
+
+def _compile_one(number: int) -> None:
+    """One that fails does so again, as a case, when it is launched."""
+    launch, dependent = _launches[number]
+    torch.set_num_threads(1)
+    with suppress(Exception), _how(dependent=dependent):
+        launch.compiled()
+
+
+def _how(*, dependent: bool) -> Any:
+    if not dependent:
+        return nullcontext()
+    from executor_service.backends.torch_backend.cuda.launch.launch import dependent_launches
+
+    return dependent_launches(on=True)
+
+
+def _measured(bench: Bench, each: Products, weights: _Weights) -> Case:
+    """Rounds of it, as far as they fit."""
+    least, most = _PRODUCTS
+    copies = min(max(-(-_COLD_BYTES // each.bytes), -(-least // len(each.parts))), most)
+    device = bench.device
+    try:
+        with _how(dependent=each.dependent and device.type == "cuda"):
+            for part in each.parts:
+                _check(device, part, each, weights)
+            parts = each.parts * bench.pick(copies, 2)
+            ms = device_ms([_call(device, part, each, weights) for part in parts], device) * len(each.parts)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:300]}
+    return {
+        "us": 1e3 * ms,
+        "gb_s": each.bytes / ms / 1e6,
+        "fraction": 1e3 * each.bytes / bench.machine.bytes_per_s / ms,
+    }
+
+
+def _call(device: torch.device, part: Part, each: Products, weights: _Weights) -> Call:
+    """One product, with memory of its own."""
+    x = torch.randn(each.rows, part.k, device=device, dtype=torch.bfloat16)
+    weight, out = weights.take(part.n, part.k), part.out(each.rows, device)
+    if each.how is None or device.type != "cuda":
+        return part.plain(x, weight, out)
+    run: Call = part.launch(x, weight, out, each.how).run
+    return run
+
+
+def _check(device: torch.device, part: Part, each: Products, weights: _Weights) -> None:
+    if each.how is None or device.type != "cuda":
+        return
+    x = torch.randn(each.rows, part.k, device=device, dtype=torch.bfloat16)
+    weight, out = weights.take(part.n, part.k), part.out(each.rows, device)
+    expected = part.plain(x, weight, torch.zeros_like(out))().float()
+    part.launch(x, weight, out, each.how).run()
+    error = float((out.float() - expected).abs().max() / expected.abs().max())
+    if not error < _ERROR:
+        raise AssertionError(f"it computes something else, by {error:.3g} of the largest result")
