@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import get_context
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from tests.gpu.bench import Bench, Case
 from tests.gpu.timing import device_ms
-from tests.gpu.tuned_products import Call, Part, Products, products
+from tests.gpu.tuned_products import PLAIN, Call, Part, Products, products
 
 _SECONDS = 56.0  # for all: what is not measured by then is skipped
 _COMPILING_S = 25.0  # of them
@@ -32,7 +32,8 @@ _launches: list[tuple[Any, bool]] = []  # that are compiled, and whether for dep
 def run(bench: Bench) -> Iterator[Case]:
     """A case for each of `products`: microseconds, and what part of the time E0's rate would take.
 
-    `gb_s`: weights alone. The first case says how many kernels were compiled, and for how long.
+    `gb_s`: weights alone. `bits_of_one`: a row has the bits of the shipped product of one row. The first
+    case says how many kernels were compiled, and for how long.
     """
     began = time.monotonic()
     end = began + bench.pick(_SECONDS, 3600.0)
@@ -67,7 +68,9 @@ def _compile(wanted: Sequence[Products], until: float) -> int:
     """Compile what is launched into Triton's cache, each kernel once; returns how many by then."""
     meta, seen = torch.device("meta"), set()
     for each in wanted:
-        for part in each.parts if each.how is not None else ():
+        if each.how is None:
+            continue
+        for part in each.parts:
             x = torch.empty(each.rows, part.k, dtype=torch.bfloat16, device=meta)
             weight = torch.empty(part.n, part.k, dtype=torch.bfloat16, device=meta)
             launch = part.launch(x, weight, part.out(each.rows, meta), each.how)
@@ -94,12 +97,11 @@ def _compile_one(number: int) -> None:
         launch.compiled()
 
 
-def _how(*, dependent: bool) -> Any:
-    if not dependent:
-        return nullcontext()
+def _how(*, dependent: bool) -> AbstractContextManager[None]:
+    """Inside, launches are made so."""
     from executor_service.backends.torch_backend.cuda.launch.launch import dependent_launches
 
-    return dependent_launches(on=True)
+    return dependent_launches(on=dependent)
 
 
 def _measured(bench: Bench, each: Products, weights: _Weights) -> Case:
@@ -108,9 +110,8 @@ def _measured(bench: Bench, each: Products, weights: _Weights) -> Case:
     copies = min(max(-(-_COLD_BYTES // each.bytes), -(-least // len(each.parts))), most)
     device = bench.device
     try:
-        with _how(dependent=each.dependent and device.type == "cuda"):
-            for part in each.parts:
-                _check(device, part, each, weights)
+        same = [_check(device, part, each, weights) for part in each.parts]
+        with _how(dependent=each.dependent):
             parts = each.parts * bench.pick(copies, 2)
             ms = device_ms([_call(device, part, each, weights) for part in parts], device) * len(each.parts)
     except Exception as error:
@@ -119,6 +120,7 @@ def _measured(bench: Bench, each: Products, weights: _Weights) -> Case:
         "us": 1e3 * ms,
         "gb_s": each.bytes / ms / 1e6,
         "fraction": 1e3 * each.bytes / bench.machine.bytes_per_s / ms,
+        "bits_of_one": all(same),
     }
 
 
@@ -132,13 +134,21 @@ def _call(device: torch.device, part: Part, each: Products, weights: _Weights) -
     return run
 
 
-def _check(device: torch.device, part: Part, each: Products, weights: _Weights) -> None:
-    if each.how is None or device.type != "cuda":
-        return
+def _check(device: torch.device, part: Part, each: Products, weights: _Weights) -> bool:
+    """Whether its first row's bits are those of the shipped product of one row. Raises where it is wrong."""
     x = torch.randn(each.rows, part.k, device=device, dtype=torch.bfloat16)
-    weight, out = weights.take(part.n, part.k), part.out(each.rows, device)
-    expected = part.plain(x, weight, torch.zeros_like(out))().float()
-    part.launch(x, weight, out, each.how).run()
-    error = float((out.float() - expected).abs().max() / expected.abs().max())
+    weight = weights.take(part.n, part.k)
+    if device.type != "cuda":
+        return each.rows == 1
+    found, expected, one = part.out(each.rows, device), part.out(each.rows, device), part.out(1, device)
+    expected = part.plain(x, weight, expected)()
+    if each.how is None:
+        found = expected
+    else:
+        with _how(dependent=each.dependent):
+            part.launch(x, weight, found, each.how).run()
+    part.launch(x[:1], weight, one, PLAIN).run()
+    error = float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
     if not error < _ERROR:
         raise AssertionError(f"it computes something else, by {error:.3g} of the largest result")
+    return torch.equal(found[:1], one)

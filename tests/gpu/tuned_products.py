@@ -13,30 +13,31 @@ from executor_service.backends.torch_backend.cuda.linear.tuning import Tuning
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from tests.gpu.shapes import linears, spec_of
 
-Call = Callable[[], object]
+Call = Callable[[], torch.Tensor]
 BASE = Tuning()
-_PLAIN = replace(BASE, asked_bytes=0)  # without dependent launches nothing is asked for: fewer kernels
+PLAIN = replace(BASE, asked_bytes=0)
+"""Without dependent launches nothing is asked for: fewer kernels are compiled."""
 _ONE_ROW = [
-    _PLAIN,
-    *(replace(_PLAIN, stages=stages) for stages in (11, 15, 5)),
-    replace(_PLAIN, tile_bytes=512, warps=4, stages=5),
-    replace(_PLAIN, outputs=32, warps=4),
-    replace(_PLAIN, outputs=64, warps=4, tile_bytes=128, stages=8),
-    replace(_PLAIN, programs=528),
-    replace(_PLAIN, programs=1056),
-    replace(_PLAIN, programs=528, stages=11),
-    replace(_PLAIN, programs=528, tile_bytes=512, warps=4, stages=5),
-    replace(_PLAIN, programs=528, outputs=32, warps=4),
-    replace(_PLAIN, programs=528, outputs=64, warps=4, tile_bytes=128, stages=8),
-    replace(_PLAIN, tile_bytes=512, warps=4, stages=7),
-    replace(_PLAIN, tile_bytes=1024, warps=4, stages=4),
-    replace(_PLAIN, tile_bytes=128, stages=13),
-    *(replace(_PLAIN, warps=warps) for warps in (4, 1)),
-    replace(_PLAIN, outputs=32, warps=4, stages=5),
-    replace(_PLAIN, outputs=32, warps=4, tile_bytes=512, stages=5),
-    replace(_PLAIN, outputs=64, warps=4, stages=5),
-    replace(_PLAIN, outputs=64, warps=4, tile_bytes=128, stages=12),
-    replace(_PLAIN, programs=1056, outputs=32, warps=4),
+    PLAIN,
+    *(replace(PLAIN, stages=stages) for stages in (11, 15, 5)),
+    replace(PLAIN, tile_bytes=512, warps=4, stages=5),
+    replace(PLAIN, outputs=32, warps=4),
+    replace(PLAIN, outputs=64, warps=4, tile_bytes=128, stages=8),
+    replace(PLAIN, programs=528),
+    replace(PLAIN, programs=1056),
+    replace(PLAIN, programs=528, stages=11),
+    replace(PLAIN, programs=528, tile_bytes=512, warps=4, stages=5),
+    replace(PLAIN, programs=528, outputs=32, warps=4),
+    replace(PLAIN, programs=528, outputs=64, warps=4, tile_bytes=128, stages=8),
+    replace(PLAIN, tile_bytes=512, warps=4, stages=7),
+    replace(PLAIN, tile_bytes=1024, warps=4, stages=4),
+    replace(PLAIN, tile_bytes=128, stages=13),
+    *(replace(PLAIN, warps=warps) for warps in (4, 1)),
+    replace(PLAIN, outputs=32, warps=4, stages=5),
+    replace(PLAIN, outputs=32, warps=4, tile_bytes=512, stages=5),
+    replace(PLAIN, outputs=64, warps=4, stages=5),
+    replace(PLAIN, outputs=64, warps=4, tile_bytes=128, stages=12),
+    replace(PLAIN, programs=1056, outputs=32, warps=4),
 ]
 _CHAINED = [
     BASE,
@@ -57,7 +58,7 @@ def _of_rows(rows: int) -> list[Tuning]:
         {"outputs": 128, "warps": 8, "tile_bytes": 128, "stages": 7},
     ]
     tilings = [*(small if rows <= 16 else ()), *(large if rows > 8 else large[:1])]
-    base = replace(_PLAIN, lines=max(rows, 8))
+    base = replace(PLAIN, lines=max(rows, 8))
     return [replace(base, programs=programs, **tiling) for programs in (256, 528) for tiling in tilings]
 
 
