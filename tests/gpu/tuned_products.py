@@ -41,7 +41,7 @@ _ONE_ROW = [
 ]
 _CHAINED = [
     BASE,
-    *(replace(BASE, asked_bytes=mb << 20) for mb in (4, 32, 48)),
+    *(replace(BASE, asked_bytes=mb << 20) for mb in (0, 1, 16)),
     replace(BASE, stages=11),
     replace(BASE, outputs=32, warps=4),
     replace(BASE, tile_bytes=512, warps=4, stages=5),
@@ -148,13 +148,13 @@ def products(*, dry: bool) -> Iterator[Products]:
     if dry:
         every, layers = every[:5], {"Qwen3-8B": layers["Qwen3-8B"]}
     yield from _distinct([(1, shape, part, BASE) for shape, part in every])
-    yield from (chain for shape in list(layers)[:2] for chain in _chains(shape, layers[shape]))
+    yield from (chain for shape in layers for chain in _chains(shape, layers[shape]))
+    wider = [(shape, part) for shape, part in every if shape != "Qwen3-4B"]
+    for rows in (8, 32, 64, 16) if not dry else (8,):
+        yield from (Products(shape, part.layer, rows, (part,), None) for shape, part in wider)
+        yield from _distinct([(rows, shape, part, how) for how in _of_rows(rows) for shape, part in wider])
     tunings = _ONE_ROW[:2] if dry else _ONE_ROW
     yield from _distinct([(1, shape, part, how) for how in tunings for shape, part in every])
-    every = [(shape, part) for shape, part in every if shape != "Qwen3-4B"]
-    for rows in (32, 8, 64, 16) if not dry else (8,):
-        yield from (Products(shape, part.layer, rows, (part,), None) for shape, part in every)
-        yield from _distinct([(rows, shape, part, how) for how in _of_rows(rows) for shape, part in every])
 
 
 def _distinct(wanted: list[tuple[int, str, Part, Tuning]]) -> Iterator[Products]:
@@ -176,5 +176,4 @@ def _chains(shape: str, parts: list[Part]) -> Iterator[Products]:
     layer = (small, of["qkv"], small, small, of["output"], small, of["gate_up"], of["down"])
     yield Products(shape, "all", 1, layer, BASE)
     for how in _CHAINED:
-        for early in (False, True):
-            yield Products(shape, "all", 1, layer, replace(how, early=early), dependent=True)
+        yield Products(shape, "all", 1, layer, how, dependent=True)

@@ -15,6 +15,7 @@ from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.linears import WideLinear
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
     MAX_ROWS,
+    NARROW_ROWS,
     few_rows_launch,
     few_scaled_rows_launch,
     new_arrivals,
@@ -61,7 +62,7 @@ def among_nan(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "n", "k", "dtype"),
-    [(1, 16, 128, BF16), (3, 19, 300, BF16), (4, 40, 90, torch.float16), (2, 33, 16, BF16)],
+    [(1, 16, 128, BF16), (NARROW_ROWS, 19, 300, BF16), (4, 40, 90, torch.float16), (2, 33, 16, BF16)],
 )
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("add", [False, True])
@@ -88,7 +89,7 @@ def test_products_equal_those_in_fp32_rounded_once(
 
 @pytest.mark.parametrize(
     ("rows", "n", "k", "parts"),
-    [(1, 16, 128, 1), (3, 19, 300, 1), (4, 40, 1090, 3), (2, 33, 2048, 8), (2, 24, 1300, 4)],
+    [(1, 16, 128, 1), (NARROW_ROWS, 19, 300, 1), (4, 40, 1090, 3), (2, 33, 2048, 8), (2, 24, 1300, 4)],
 )
 @pytest.mark.parametrize("activation", [None, *Activation])
 @pytest.mark.parametrize("biased", [False, True])
@@ -131,7 +132,7 @@ def test_products_have_programs_for_a_device_and_parts_that_follow_from_the_laye
 ) -> None:
     for k in (576, 1024, 2048, 4096):
         grids = set()
-        for rows in range(1, MAX_ROWS + 1):
+        for rows in range(1, NARROW_ROWS + 1):
             x, out = (torch.empty(rows, size, dtype=BF16, device="meta") for size in (k, n))
             weight = torch.empty(n, k, dtype=BF16, device="meta")
             launch = few_rows_launch(x, weight, None, out, new_arrivals(CPU))
@@ -172,9 +173,9 @@ def test_logits_are_not_rounded_to_16_bits() -> None:
 def test_a_row_is_bitwise_the_same_beside_any_others(form: Int8 | Fp8 | None) -> None:
     torch.manual_seed(2)
     linear = CudaKernels(CPU, BF16, form).linear([torch.randn(40, 96)])
-    x = torch.randn(4, 96).to(BF16)
+    x = torch.randn(MAX_ROWS if form else NARROW_ROWS, 96).to(BF16)
     alone = torch.cat([linear(row[None]) for row in x])
-    for rows in (2, 3, 4):
+    for rows in range(2, len(x) + 1):
         assert torch.equal(linear(x[:rows]), alone[:rows])
     beside = x.flip(0)
     beside[0] = torch.nan
@@ -184,9 +185,9 @@ def test_a_row_is_bitwise_the_same_beside_any_others(form: Int8 | Fp8 | None) ->
 def test_a_gated_row_is_bitwise_the_same_beside_any_others() -> None:
     torch.manual_seed(2)
     layer = CudaKernels(CPU, BF16).gated(torch.randn(40, 600), torch.randn(40, 600))
-    x = torch.randn(4, 600).to(BF16)
+    x = torch.randn(NARROW_ROWS, 600).to(BF16)
     alone = torch.cat([layer(row[None]) for row in x])
-    for rows in (2, 3, 4):
+    for rows in range(2, len(x) + 1):
         assert torch.equal(layer(x[:rows]), alone[:rows])
     beside = x.flip(0)
     beside[0] = torch.nan
@@ -196,7 +197,7 @@ def test_a_gated_row_is_bitwise_the_same_beside_any_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
-@pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, NARROW_ROWS, NARROW_ROWS + 1])
 def test_gated_layers_equal_those_of_plain_torch(dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(6)
     gate, up, x = torch.randn(24, 48) / 7, torch.randn(24, 48) / 7, torch.randn(rows, 48).to(dtype)
@@ -244,10 +245,11 @@ def test_the_number_of_rows_decides_which_product_is_launched(
     form: Int8 | Fp8 | None, few: list[str], many: list[str]
 ) -> None:
     linear = CudaKernels(CPU, BF16, form).linear([torch.randn(32, 48)])
-    for rows in range(1, MAX_ROWS + 2):
+    most = MAX_ROWS if form else NARROW_ROWS
+    for rows in range(1, most + 2):
         with counted() as counts:
             linear(torch.randn(rows, 48).to(BF16))
-        assert counts == Counter(few if rows <= MAX_ROWS else many)
+        assert counts == Counter(few if rows <= most else many)
 
 
 @pytest.mark.parametrize("biased", [False, True])

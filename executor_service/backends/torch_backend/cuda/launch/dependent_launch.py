@@ -29,18 +29,14 @@ setattr(_is_dependent, tl.core.TRITON_BUILTIN, True)  # the compiler calls it, a
 
 
 @triton.jit
-def begin_kernel(early: tl.constexpr = 0):
+def begin_kernel():
     """First in every kernel: in a dependent launch, wait for the kernel before and let the next one start.
 
-    With `early` the next one may start before this one has waited. It waits for the end of this one, and so
-    for all before. Nothing but `prefetch` may come before it.
+    Nothing but `prefetch` may come before it.
     """
     if _is_dependent():
-        if early:
-            gdc_launch_dependents()
         gdc_wait()
-        if not early:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
 
 
 @triton.jit

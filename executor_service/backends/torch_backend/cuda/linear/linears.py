@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from executor_service.backends.torch_backend.cuda.linear.pointwise import gated
-from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, few_rows_launch
+from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import NARROW_ROWS, few_rows_launch
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops.kernels import Linear, PlainGated, PlainLinear
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange
@@ -32,12 +32,12 @@ class CudaLinear(PlainLinear):
 
 
 class NarrowLinear(CudaLinear):
-    """As CudaLinear, in 16 bits. Up to MAX_ROWS rows have a product of their own, which reads weights once.
+    """As CudaLinear, in 16 bits. Up to NARROW_ROWS rows have a product of their own.
 
-    That one accumulates `add_to` with a bias, too.
+    That one reads weights once, and accumulates `add_to` with a bias, too.
     """
 
-    gated_rows = MAX_ROWS
+    gated_rows = NARROW_ROWS
     """Of a product that has the gate in it, at most."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, arrivals: torch.Tensor) -> None:
@@ -48,7 +48,7 @@ class NarrowLinear(CudaLinear):
     def __call__(
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
-        if len(x) > MAX_ROWS:
+        if len(x) > NARROW_ROWS:
             return super().__call__(x, add_to, change)
         out = x.new_empty(len(x), len(self.weight)) if add_to is None else add_to
         few_rows_launch(
@@ -100,7 +100,7 @@ class WideLinear(PlainLinear):
         self, x: torch.Tensor, add_to: torch.Tensor | None = None, change: LinearChange | None = None
     ) -> torch.Tensor:
         assert change is None  # no adapter changes the output layer
-        if len(x) > MAX_ROWS:
+        if len(x) > NARROW_ROWS:
             out = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         else:
             out = x.new_empty(len(x), len(self.weight), dtype=torch.float32)

@@ -1,13 +1,13 @@
-"""Matrix products of up to MAX_ROWS rows in Triton, which read each weight once.
+"""Matrix products of few rows in Triton, which read each weight once.
 
 Such a product takes as long as its weights take to load. A program computes a few outputs of all rows. It
 goes over their weights in tiles, some of which are loaded ahead of use: memory is busy while as many bytes
 are on their way as it delivers in the time of one load (Little's law). Tests compile the kernels and count
-them. Matrix instructions multiply the tiles. Rows are eight columns of theirs, whatever their number is.
+them. Matrix instructions multiply the tiles. Rows are columns of theirs: eight, or more for more rows.
 In dependent launches a program asks for the first part of its weights before it waits for its rows: the
 kernel before may leave memory idle, and at its end does.
 
-**A row's result depends neither on the other rows nor on their number**, up to MAX_ROWS: it is computed by
+**A row's result depends neither on the other rows nor on their number**, up to NARROW_ROWS: it is computed by
 the same instructions in the same order. A layer of few outputs has several programs for each, as many as its
 size asks for: the last one that is done adds up what all have, in the order of the inputs. With int8 a row's
 result is that of any number of rows, since sums are exact.
@@ -26,10 +26,11 @@ from executor_service.backends.torch_backend.cuda.linear.tuning import BLOCKS, T
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 
 MAX_ROWS = 4
-"""Rows of a product; twice as many columns of a matrix instruction are enough for two digits."""
+"""Rows of a product of 8 bits, whose two digits have twice as many columns of a matrix instruction."""
+NARROW_ROWS = 8
+"""Rows of a product of 16 bits."""
 
-FEW = Tuning(lines=2 * MAX_ROWS)
-"""Of products of up to MAX_ROWS rows."""
+FEW = Tuning(lines=NARROW_ROWS)
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8}
 
 
@@ -123,7 +124,7 @@ def finish_parts(
 def _few_rows_kernel(
     out, x, weight, bias, partial, arrivals, rows, n, k, x_stride, part,
     biased: tl.constexpr, add: tl.constexpr, activation: tl.constexpr,
-    splits: tl.constexpr, asked: tl.constexpr, early: tl.constexpr,
+    splits: tl.constexpr, asked: tl.constexpr,
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs): x W^T of all rows, in fp32.
@@ -139,7 +140,7 @@ def _few_rows_kernel(
         begin = split * part
         end = tl.minimum(begin + part, k)
     ask_for_rows(weight, column, begin, last_row, k, asked)
-    begin_kernel(early)
+    begin_kernel()
     line = tl.arange(0, lines)
     there, real = block * width + output % width < n, line < rows
     sums = sums_of_rows(
@@ -231,7 +232,7 @@ def few_rows_launch(
             "biased": int(bias is not None), "add": int(add),
             "activation": -1 if activation is None else int(activation), "splits": splits,
             "asked": how.asked_lines(blocks * splits, min(part * inputs, k) * size),
-            "early": int(how.early), **tiles(weight, x.dtype, how),
+            **tiles(weight, x.dtype, how),
         },
         **how.options,
     )  # fmt: skip
