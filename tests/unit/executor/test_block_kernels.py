@@ -65,6 +65,38 @@ def expected(x: torch.Tensor, weight: ScaledNumbers) -> torch.Tensor:
     return rounded @ weight.plain().double().T
 
 
+def fused(one: np.ndarray, other: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """one * other + total in fp64, where the product of two fp32 is exact, and then one rounding to fp32."""
+    return (one.astype(np.float64) * other + total).astype(np.float32)
+
+
+def arithmetic(x: torch.Tensor, weight: ScaledNumbers, group: int) -> np.ndarray:
+    """The product as `tile_blocks` defines it, in numpy: exact sums of groups, added in fp32 along K."""
+    numbers, x_scales = (one.numpy() for one in quantized(x))
+    x_groups = numbers.reshape(len(x), -1, group).astype(np.int64)
+    w_groups = weight.numbers.numpy().reshape(weight.shape[0], -1, group).astype(np.int64)
+    total = np.zeros((len(x), weight.shape[0]), np.float32)
+    for at in range(x_groups.shape[1]):
+        xs, scale = x_groups[:, at], x_scales[:, at * group // BLOCK, None]
+        sums = (xs @ w_groups[:, at].T).astype(np.float32)
+        total = fused(sums * weight.scales.numpy()[:, at], scale, total)
+        if weight.minima is not None:
+            sum_of_x = xs.sum(1, keepdims=True).astype(np.float32) * scale
+            total = fused(weight.minima.numpy()[:, at], sum_of_x, total)
+    return total
+
+
+@needs_fp16
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_products_have_the_bits_of_the_arithmetic_in_numpy(layout: Layout) -> None:
+    """Whatever the instructions: `test_cpu_registers.py` repeats this file for those of AVX2."""
+    torch.manual_seed(1)
+    weight, x = drawn(layout, 40, 576), torch.randn(17, 576)
+    found = CPU.linear([weight], None)(x).numpy()
+    wanted = arithmetic(x, weight, layout.group)
+    assert np.array_equal(found.view(np.int32), wanted.view(np.int32))
+
+
 @needs_fp16
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize(("n", "k"), [(64, 96), (40, 576), (7, 32)])

@@ -45,9 +45,8 @@ def test_kernels_are_right_on_lesser_processors(compile_for: dict[str, str]) -> 
     environment = {**os.environ, **compile_for}
     printed = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True, check=True)
     assert printed.stdout.strip() == b"8"
-    files = [
-        str(HERE / name) for name in ("test_cpu_kernels.py", "test_int8_kernels.py", "test_cpu_stack.py")
-    ]
+    names = "test_cpu_kernels.py", "test_int8_kernels.py", "test_block_kernels.py", "test_cpu_stack.py"
+    files = [str(HERE / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
