@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ test-openai-frameworks: $(STAMP) ## LangChain, litellm, LlamaIndex and Node's AI
 test-page: $(STAMP) ## The chat page in a browser: needs chromium and chromedriver (apt install chromium-driver)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m browser $(ARGS)
+
+test-fleet: $(STAMP) ## Stacks on three nodes of Ray on this machine, of which one is killed under streams
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fleet -m fleet -s $(ARGS)
 
 test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
 	.ci/clients $(BIN) $(ARGS)

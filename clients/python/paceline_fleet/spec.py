@@ -282,7 +282,12 @@ def _explain(problem: Any) -> str:
         if not re.fullmatch(r"function-.*|str|int", str(part)):
             where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
     if problem["type"] == "extra_forbidden":
-        kinds = {"models": FleetModel, "tokens": TokenFiles, "tls": TlsFiles, "ray": RayCluster}
+        kinds: dict[str, type[BaseModel]] = {
+            "models": FleetModel,
+            "tokens": TokenFiles,
+            "tls": TlsFiles,
+            "ray": RayCluster,
+        }
         kind = kinds.get(str(problem["loc"][0]), FleetSpec) if len(problem["loc"]) > 1 else FleetSpec
         if "replicas" in problem["loc"]:
             kind = Replicas

@@ -20,6 +20,7 @@ from paceline.cli import (
     demo,
     doctor,
     embed,
+    fleet,
     gateway,
     generate,
     models_list,
@@ -78,6 +79,7 @@ app.command("rm", rich_help_panel="Serve")(models_list.remove)
 app.command(rich_help_panel="Serve")(ps.ps)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")
+app.add_typer(fleet.fleet, name="fleet", rich_help_panel="Serve")
 app.command(rich_help_panel="Talk")(generate.generate)
 app.command(rich_help_panel="Talk")(chat.chat)
 app.command(rich_help_panel="Evaluate")(score.score)
