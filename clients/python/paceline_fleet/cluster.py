@@ -40,7 +40,7 @@ def set_up_environment(token_file: Path) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_DEFAULT_HTTP_HOST": LOOPBACK,
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_LOST_S),
-        "RAY_DEDUP_LOGS": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     os.environ.pop("RAY_AUTH_TOKEN", None)  # the file counts

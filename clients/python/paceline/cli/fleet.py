@@ -246,12 +246,13 @@ def _wait(spec: FleetSpec) -> str:
     shown = ""
     while True:
         found = application.overview(spec.fleet)
-        if found is not None and found.status.name == "RUNNING":
+        stacks = _listing(spec)["stacks"]
+        told = sum(bool(one["address"]) for one in stacks) >= sum(one.replicas.min for one in spec.models)
+        if found is not None and found.status.name == "RUNNING" and told:
             return ""
         if found is not None and found.status.name in ("DEPLOY_FAILED", "UNHEALTHY"):
             reasons = [one["reason"] for one in _listing(spec)["ended"] if one["state"] == "failed"]
             return reasons[-1] if reasons else _last_line(found.message)
-        stacks = _listing(spec)["stacks"]
         counts = {one["state"]: sum(other["state"] == one["state"] for other in stacks) for one in stacks}
         line = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         if line and line != shown:
