@@ -87,19 +87,17 @@ async def test_the_log_has_each_step_of_a_request_from_its_queueing_to_its_end(
     stack: Stack, channel: grpc.aio.Channel
 ) -> None:
     [completion] = await stack.client().completions("x", request_id="logged", max_tokens=9, ignore_eos=True)
-    wanted = pb.WatchStepsRequest(last_us=60_000_000)
-    kinds: list[int] = []
-    async for message in SchedulerServiceStub(channel).WatchSteps(wanted, timeout=60):
+    events: list[tuple[int, int]] = []  # of this request: kind and value
+    async for message in SchedulerServiceStub(channel).WatchSteps(pb.WatchStepsRequest(), timeout=60):
         log = message.log
         ours = {one.number for one in log.names if one.request_id == "logged"}
-        ends = [
-            v for k, v in zip(log.event_kinds, log.event_values, strict=True) if k == pb.STEP_EVENT_KIND_ENDED
-        ]
-        kinds += [k for k, r in zip(log.event_kinds, log.event_requests, strict=True) if r in ours]
-        if pb.STEP_EVENT_KIND_ENDED in kinds:
+        columns = zip(log.event_kinds, log.event_requests, log.event_values, strict=True)
+        events += [(kind, value) for kind, request, value in columns if request in ours]
+        if events and events[-1][0] == pb.STEP_EVENT_KIND_ENDED:
             break
+    kinds = [kind for kind, _ in events]
     assert kinds == [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_ENDED]
-    assert len(completion.token_ids) in ends
+    assert events[-1][1] == len(completion.token_ids)
 
 
 async def test_the_tokenizer_comes_in_pieces_below_the_default_limit(channel: grpc.aio.Channel) -> None:
