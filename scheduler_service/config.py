@@ -201,6 +201,9 @@ class SchedulerSettings(ServiceSettings):
     degraded_health: Literal["serving", "not-serving"] = Field(
         default="serving", description="health of a scheduler whose state is DEGRADED"
     )
+    vllm_metric_names: bool = Field(
+        default=False, description="show metrics under vLLM's names too, where these mean the same"
+    )
     stall_timeout_s: float = Field(
         default=30.0,
         gt=0,

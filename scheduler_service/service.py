@@ -47,7 +47,7 @@ class SchedulerService:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
-        self.metrics = Telemetry()
+        self.metrics = Telemetry(has_vllm_names=settings.vllm_metric_names)
         self.core = StepScheduler(settings.core)
         self.draining = False
         self.settled = asyncio.Event()
@@ -245,7 +245,14 @@ class SchedulerService:
         while True:
             self.streams.cancel_stalled(self.settings.stall_timeout_s)
             snapshot = self.core.snapshot()
-            self.metrics.show(snapshot, self.core.shares(MAX_IDENTITIES), self.core.waiting_by_reason())
+            model, capacity = self._model(), self.core.capacity
+            self.metrics.genai.model = model.name if model else ""
+            self.metrics.show(
+                snapshot,
+                self.core.shares(MAX_IDENTITIES),
+                self.core.waiting_by_reason(),
+                adapter_slots=capacity.max_adapter_slots if capacity else 0,
+            )
             wanted, uses = self.wanted, self.core.adapter_use()
             self.metrics.adapters.show(wanted.served, wanted.requests, uses, wanted.loads, wanted.unloads)
             self._tell_fault()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from service_kit.scrapes import ScrapePort
+from service_kit.scrapes import ScrapePort, describe_process
 
 from executor_service.adapters.store import AdapterStore
 from executor_service.contract.plan import StepResult
@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self, runtime: Runtime) -> None:
         self.registry = CollectorRegistry()
+        describe_process(self.registry, "paceline_executor")
         self._step_s = Histogram(
             "paceline_executor_step_seconds",
             "Compute time of a step",

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from scheduler_service.core.snapshot import AdapterUse
+from scheduler_service.metrics.vllm_names import AdapterRow
 from scheduler_service.model import ServedAdapter
 
 MAX_ADAPTERS = 32
@@ -22,7 +23,8 @@ class AdapterMetrics(Collector):
 
     def __init__(self) -> None:
         self._loads = self._unloads = self._served = 0
-        self._rows: tuple[tuple[str, int, int, int], ...] = ()  # label, requests, running, waiting
+        self.rows: tuple[AdapterRow, ...] = ()
+        """By label, MAX_ADAPTERS at most and those of the others together."""
 
     def show(
         self,
@@ -42,7 +44,7 @@ class AdapterMetrics(Collector):
             rest = rows[MAX_ADAPTERS:]
             others = (sum(row[1] for row in rest), sum(row[2] for row in rest), sum(row[3] for row in rest))
             rows = [*rows[:MAX_ADAPTERS], (OTHER, *others)]
-        self._rows = tuple(rows)
+        self.rows = tuple(rows)
         self._served, self._loads, self._unloads = len(served), loads, unloads
 
     def collect(self) -> Iterator[Metric]:
@@ -59,7 +61,7 @@ class AdapterMetrics(Collector):
         waiting = GaugeMetricFamily(
             f"{_PREFIX}_adapter_waiting", "Sequences that wait for one, by adapter", labels=["adapter"]
         )
-        for name, taken, holding, queued in self._rows:
+        for name, taken, holding, queued in self.rows:
             requests.add_metric([name], taken)
             running.add_metric([name], holding)
             waiting.add_metric([name], queued)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -12,13 +13,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from service_kit.scrapes import ScrapePort
+from service_kit.scrapes import ScrapePort, describe_process
 
 from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.snapshot import Share, Snapshot
 from scheduler_service.core.waiting.reasons import WaitReason
 from scheduler_service.errors import ServiceError
+from scheduler_service.metrics import vllm_names
 from scheduler_service.metrics.adapters import AdapterMetrics
+from scheduler_service.metrics.genai import GenAiMetrics
 
 _PREFIX = "paceline_scheduler"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -57,6 +60,13 @@ COUNTERS: Mapping[str, str] = {
 }
 """Fields of the core's counters that are exported as counters, with their help texts."""
 
+RENAMED: Mapping[str, str] = {
+    "predicted_wait_s": "predicted_wait_seconds",
+    "wait_s": "wait_seconds",
+}
+"""Counters whose field's name has an abbreviated unit: exported with it spelled out, and for one more release
+as they were."""
+
 MAX_IDENTITIES = 32
 """Identities with metrics of their own: the first ones to be among the most served. Others count as OTHER."""
 OTHER = "other"
@@ -65,11 +75,16 @@ OTHER = "other"
 class Telemetry(Collector):
     """All metrics of one scheduler, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_vllm_names: bool = False) -> None:
+        """has_vllm_names: some are shown under vLLM's names too."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.adapters = AdapterMetrics()
         self.registry.register(self.adapters)
+        self.genai = GenAiMetrics(self.registry)
+        describe_process(self.registry, _PREFIX)
+        self._has_vllm_names = has_vllm_names
+        self._adapter_slots = 0
         self._snapshot: Snapshot | None = None
         self._waiting: Mapping[WaitReason, int] = {}
         self._shares: dict[str, Share] = {}  # by label; as of the last `show`
@@ -77,7 +92,13 @@ class Telemetry(Collector):
         self.inter_token_s = Distribution(
             f"{_PREFIX}_inter_token_seconds", "Between deltas of a stream", _SECONDS
         )
+        self.token_s = Distribution(
+            f"{_PREFIX}_token_seconds",
+            "Per token of a stream after its first: time between deltas, divided by the tokens of the second",
+            _SECONDS,
+        )
         self.registry.register(self.inter_token_s)
+        self.registry.register(self.token_s)
         self.step_s = self._histogram("step_seconds", "Step, sent to answered", _SECONDS)
         self.compute_s = self._histogram("step_compute_seconds", "Step, computed by the executor", _SECONDS)
         self.draft_step_s = self._histogram("draft_step_seconds", "Draft step, sent to answered", _SECONDS)
@@ -134,12 +155,14 @@ class Telemetry(Collector):
         snapshot: Snapshot,
         shares: Sequence[Share],
         waiting: Mapping[WaitReason, int] = MappingProxyType({}),
+        *,
+        adapter_slots: int = 0,
     ) -> None:
         """Set the core's figures for the next scrapes.
 
         shares: of the identities served most. waiting: sequences by reason.
         """
-        self._snapshot, self._waiting = snapshot, waiting
+        self._snapshot, self._waiting, self._adapter_slots = snapshot, waiting, adapter_slots
         shown = dict(self._shares)
         for share in shares:
             if share.identity in shown or len(shown) < MAX_IDENTITIES:
@@ -154,9 +177,21 @@ class Telemetry(Collector):
         for name, text in GAUGES.items():
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot, name))
         for name, text in COUNTERS.items():
-            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(snapshot.counters, name))
+            value = getattr(snapshot.counters, name)
+            if (spelled := RENAMED.get(name)) is not None:
+                yield CounterMetricFamily(f"{_PREFIX}_{spelled}", text, value=value)
+                text = f"Former name of {_PREFIX}_{spelled}_total"
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=value)
+        if self._has_vllm_names:
+            yield from self._by_vllm_names(snapshot)
         yield from self._by_reason(snapshot, self._waiting)
         yield from self._by_identity(snapshot, self._shares)
+
+    def _by_vllm_names(self, snapshot: Snapshot) -> Iterator[Metric]:
+        model = self.genai.model
+        yield from vllm_names.gauges(model, snapshot, self._adapter_slots, self.adapters.rows, time.time())
+        for ours in (self.first_token_s, self.inter_token_s):
+            yield from vllm_names.histograms(model, ours.collect())
 
     def _by_reason(self, snapshot: Snapshot, waiting: Mapping[WaitReason, int]) -> Iterator[Metric]:
         """Waits by reason. Every reason has its series from the start, so that rates of it are defined."""

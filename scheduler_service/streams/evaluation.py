@@ -82,6 +82,7 @@ class EvaluationStream:
     ) -> None:
         self.request_id = call.id  # the caller's; two callers may use the same one
         self.method, self.model, self.labels = call.method, call.model, call.labels
+        self.operation = "embeddings" if call.method == "Embed" else call.method.lower()
         self.prompt_tokens = 0  # of all inputs
         self.core_id = core_id  # the core's, unique
         self.identity = identity  # the caller's
@@ -97,6 +98,11 @@ class EvaluationStream:
     def cached_tokens(self) -> int:
         """Tokens of the inputs that were found in the prefix cache."""
         return sum(one.usage.cached_tokens for one in self._inputs if one.usage is not None)
+
+    @property
+    def finished_here(self) -> tuple[CompletionUsage, ...]:
+        """None: nothing is generated."""
+        return ()
 
     @property
     def ended(self) -> bool:

@@ -19,7 +19,7 @@ from scheduler_service.errors import ErrorReason, ServiceError, of_admission, of
 from scheduler_service.link.pool import Served
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.model import ServedAdapter, ServedModel
-from scheduler_service.streams.access_log import log_end
+from scheduler_service.streams.access_log import CLIENT_LEFT, log_end
 from scheduler_service.streams.evaluation import EvaluationCall, EvaluationStream
 from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.reading import behind_reasoning, chat_reading
@@ -179,7 +179,7 @@ class StreamRegistry:
         """Pass the posted events to their streams."""
         posted, self._posted = self._posted, []
         now = self._clock()
-        gaps: dict[float, int] = {}  # counts by seconds between a completion's deltas
+        gaps: dict[tuple[float, int], int] = {}  # of deltas, by seconds since the last and tokens
         for stream, event in posted:
             if self._streams.get(event.request_id) is not stream:
                 continue  # it has ended, or another request has its id now
@@ -189,7 +189,7 @@ class StreamRegistry:
                     if completion.tokens_at is None:
                         self._metrics.first_token_s.observe(now - stream.arrival)
                     else:
-                        gap = now - completion.tokens_at
+                        gap = now - completion.tokens_at, len(event.ids)
                         gaps[gap] = gaps.get(gap, 0) + 1
                     completion.tokens_at = now
                     if event.cached_tokens is not None:
@@ -204,8 +204,9 @@ class StreamRegistry:
                     self._finish(stream, event)
                 case Failed():
                     self._end(stream, of_failure(event, stream.grammar_field))
-        for gap, times in gaps.items():
-            self._metrics.inter_token_s.add(gap, times)
+        for (gap_s, tokens), times in gaps.items():
+            self._metrics.inter_token_s.add(gap_s, times)
+            self._metrics.token_s.add(gap_s / tokens, times * tokens)
 
     def abort(self, request_id: str, identity: str, why: str) -> bool:
         """End an identity's request of this id; returns False if there is none."""
@@ -229,7 +230,10 @@ class StreamRegistry:
         left = self._streams.get(stream.core_id) is stream
         if left:
             self._cancel(stream, ServiceError(ErrorReason.ABORTED, "the client has left"))
-        log_end(stream, self._clock(), client_left=left)
+        now = self._clock()
+        log_end(stream, now, client_left=left)
+        error = CLIENT_LEFT if left else "" if stream.error is None else stream.error.reason.name
+        self._metrics.genai.ended(stream.operation, error, now - stream.arrival, stream.finished_here)
 
     def cancel_all(self, begun: ServiceError, unsent: ServiceError) -> None:
         """End all requests: with `begun` if the client was sent output, else with `unsent`."""

@@ -12,17 +12,17 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from scheduler_service.chat.reading import ChatReading
-from scheduler_service.core.events import CompletionEnded, PromptScores, Tokens
+from scheduler_service.core.events import CompletionEnded, CompletionUsage, PromptScores, Tokens
 from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ServiceError
 from scheduler_service.streams.completion import MAX_DELTA_TOKENS, CompletionBuffer
 from scheduler_service.streams.continuation import Continuation
 from scheduler_service.streams.output import Output, OutputStart, PromptOutput
-from scheduler_service.streams.request import CheckedRequest
+from scheduler_service.streams.request import ChatPrompt, CheckedRequest
 from scheduler_service.text.chat_output import ChatOutput
 from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.plain_output import PlainOutput
@@ -82,6 +82,7 @@ class RequestStream:
         self.identity = identity  # the caller's
         self.arrival = arrival  # in seconds on the registry's clock
         self.method = "Generate"  # that was called
+        self.operation = "chat" if isinstance(checked.prompt, ChatPrompt) else "text_completion"
         self.model = ""  # name of the model, or of the adapter
         self.prompt_tokens = 0
         self.cached_tokens = 0  # prefix hit of the prompt; set with the first tokens
@@ -103,6 +104,7 @@ class RequestStream:
         ]
         self._scores: list[ScoredTokens] = []  # of the prompt, not taken yet
         self._unfinished = checked.n
+        self._is_continuation = checked.continuation is not None
         self._changed: dict[int, CompletionBuffer] = {}  # those with new output by index, first change first
         self.error: ServiceError | None = None
         self.reader: asyncio.Task[object] | None = None
@@ -122,6 +124,12 @@ class RequestStream:
     def taken(self) -> bool:
         """The reader has taken output. The client may have it, so the request must not be retried blindly."""
         return self.make_start is None
+
+    @property
+    def finished_here(self) -> Iterator[CompletionUsage]:
+        """The usage of completions that have finished; none of a stream that began on another scheduler."""
+        if not self._is_continuation:
+            yield from (one.finished.usage for one in self.completions if one.finished is not None)
 
     def push(self, event: Tokens) -> str | None:
         """Append new tokens of a completion; returns the stop string that their text completes, or None."""

@@ -13,7 +13,10 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http.client import HTTPException, HTTPMessage, parse_headers
+from importlib import metadata
 from typing import Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from service_kit.logs import Log
 
@@ -28,6 +31,17 @@ _READ_BYTES = 4096
 _NO_DESCRIPTORS_S = 0.1
 
 App: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def describe_process(registry: CollectorRegistry, prefix: str) -> None:
+    """Add `process_*` (CPU time, memory, descriptors, start) of this process, and its Paceline's version."""
+    ProcessCollector(registry=registry)
+    try:
+        version = metadata.version("paceline")
+    except metadata.PackageNotFoundError:
+        version = "dev"
+    info = Gauge(f"{prefix}_build_info", "1; the label has the version", ["version"], registry=registry)
+    info.labels(version).set(1)
 
 
 class ScrapePort:

@@ -17,6 +17,7 @@ from executor_service.contract.plan import Reason
 from executor_service.rpc.metrics import Metrics as ExecutorMetrics
 from executor_service.runtime.runtime import Runtime
 from scheduler_service.core.config import CoreConfig
+from scheduler_service.core.events import CompletionUsage
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.snapshot import Share
 from scheduler_service.metrics.metrics import Telemetry
@@ -27,8 +28,9 @@ _IMPLIED = {"le"}  # of every histogram
 
 
 def table(families: Iterable[Metric]) -> str:
-    """One line for each family, by name. Every family must have a sample, which tells its labels."""
-    return "\n".join((*_HEAD, *(_line(family) for family in sorted(families, key=lambda one: one.name))))
+    """One line for each family but `process_*`, by name. Each must have a sample, which tells its labels."""
+    ours = (family for family in families if not family.name.startswith("process_"))
+    return "\n".join((*_HEAD, *(_line(family) for family in sorted(ours, key=lambda one: one.name))))
 
 
 def _line(family: Metric) -> str:
@@ -44,6 +46,7 @@ def scheduler_table() -> str:
     metrics, core = Telemetry(), StepScheduler(CoreConfig())
     metrics.show(core.snapshot(), [Share("alice", requests=1, refused=0, tokens=1, running=0, queued=0)])
     metrics.rejections.labels("QUEUE_FULL").inc()
+    metrics.genai.ended("chat", "", 1.0, [CompletionUsage(1, 0, 2, 0, 0, 0, 0.0, 0.5, 1.0)])
     metrics.call_failed("Generate", "QUEUE_FULL")
     metrics.drafted.labels(1).inc()
     metrics.accepted.labels(1).inc()

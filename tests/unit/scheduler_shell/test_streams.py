@@ -74,6 +74,19 @@ async def test_each_pause_between_tokens_is_counted_even_if_deltas_are_merged() 
     assert value("paceline_scheduler_first_token_seconds_sum") == 2.0
 
 
+async def test_tokens_that_come_together_share_the_time_since_the_last_ones() -> None:
+    harness = StreamHarness()
+    stream = harness.admit(max_tokens=9)
+    for harness.now, ids in ((1.0, (11,)), (1.4, (12, 13, 14, 15)), (1.5, (16,))):
+        harness.streams.post([Tokens(stream.core_id, 0, ids)])
+        harness.streams.deliver()
+    value = harness.metrics.registry.get_sample_value
+    name = "paceline_scheduler_token_seconds"
+    assert value(f"{name}_count") == 5
+    assert value(f"{name}_sum") == pytest.approx(0.5)
+    assert value("paceline_scheduler_inter_token_seconds_count") == 2
+
+
 async def test_a_delta_says_when_its_last_token_came() -> None:
     harness = StreamHarness()
     stream = harness.admit(max_tokens=4)
