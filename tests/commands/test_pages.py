@@ -43,7 +43,8 @@ COMMANDS = sorted(
     {tuple(words) for page in READ for words in page.block_commands() if words[0] not in ELSEWHERE}
 )
 SERVICES = [words for words in COMMANDS if words[:2] == ("paceline", "serve") or "executor_service" in words]
-WATCHES = [words for words in COMMANDS if "--watch" in words or words == ("paceline", "steps")]
+ENDLESS = [("paceline", "steps"), ("paceline", "timeline")]
+WATCHES = [words for words in COMMANDS if "--watch" in words or words in ENDLESS]
 CALLS = [words for words in COMMANDS if words not in (*SERVICES, *WATCHES)]
 BLOCKS = [
     pytest.param(block, id=f"{page.path.name}-{i}") for page in READ for i, block in enumerate(page.python)

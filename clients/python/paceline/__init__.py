@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.generation import Generation
     from paceline.requests import Options
     from paceline.session import Session
+    from paceline.steps import RequestEvent, Step
     from paceline.types import (
         Aborted,
         AdapterInfo,
@@ -75,6 +76,7 @@ __all__ = [
     "Options",
     "PacelineError",
     "RankedText",
+    "RequestEvent",
     "RequestLimits",
     "RequestWait",
     "RerankReply",
@@ -85,6 +87,7 @@ __all__ = [
     "Speculation",
     "Started",
     "Status",
+    "Step",
     "StepStream",
     "TextToScore",
     "TokenLogprobs",
@@ -109,6 +112,7 @@ _MODULES = {
     "generation": "Generation",
     "requests": "Options",
     "session": "Session",
+    "steps": "RequestEvent Step",
     "types": "Aborted AdapterInfo Caller Completion Delta Drafter EmbeddingInfo Event ExecutorStatus"
     " FinishReason Finished ModelInfo RequestLimits RequestWait Speculation Started Status TokenLogprobs"
     " Usage Waits",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self, Unpack
 
@@ -34,6 +34,7 @@ from paceline.resume import ResumableStream, identified
 from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import Parsed
+from paceline.steps import Step, steps_of
 from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status, Waits
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
@@ -336,6 +337,16 @@ class Client:
         request = requests.why_request(request_id, identity, all_identities=all_identities)
         return responses.why(
             self._schedulers.call_each(lambda endpoint: endpoint.scheduler.WhyWaiting, request, timeout_s)
+        )
+
+    def steps(self, *, last_s: float = 0.0, timeout_s: float | None = None) -> Iterator[Step]:
+        """What each step of the first address's scheduler did: from `last_s` seconds ago on, and as it comes.
+
+        Other identities' requests are numbers, but for administrators.
+        """
+        request = requests.steps_request(last_s)
+        return self._schedulers.stream(
+            lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: steps_of(reply.log)
         )
 
     def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:

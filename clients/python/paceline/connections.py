@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -43,6 +43,7 @@ OTHER_MODEL = "OTHER_MODEL"
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
+_Part = TypeVar("_Part")
 
 
 class SchedulerConnections:
@@ -320,3 +321,23 @@ class SchedulerConnections:
         self._look_first(timeout_s)
         with self._at(self.addresses) as endpoints:
             return [reply_of(method(one), request, timeout_s, self.metadata) for one in endpoints]
+
+    def stream(
+        self,
+        method: Callable[[Endpoint], grpc.UnaryStreamMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+        parts: Callable[[_Reply], Iterable[_Part]],
+    ) -> Iterator[_Part]:
+        """The parts of a stream's replies, of the first address. Raises `paceline.errors`.
+
+        Closing the iterator ends the call.
+        """
+        with self._at(self.addresses[:1]) as [endpoint]:
+            replies = Replies(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
+            try:
+                while (reply := replies.read()) is not None:
+                    for part in parts(reply):
+                        yield part
+            finally:
+                replies.cancel()

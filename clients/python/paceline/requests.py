@@ -262,3 +262,8 @@ def why_request(request_id: str | None, identity: str, *, all_identities: bool) 
     else:
         set_field(request, "request_id", request_id, "request_id")
     return request
+
+
+def steps_request(last_s: float) -> pb.WatchStepsRequest:
+    """The WatchSteps request: from `last_s` seconds ago on."""
+    return pb.WatchStepsRequest(last_us=max(1, round(1e6 * last_s)))

@@ -24,7 +24,8 @@ from tests.support.serve import run
 from tests.unit.client.conftest import Served
 
 OURS = ["serve", "model", "adapters"]
-OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "steps", "bench", "demo"]
+OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "timeline", "steps"]
+OF_CLIENTS += ["bench", "demo"]
 COMMANDS = [*OURS, *OF_CLIENTS]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -42,6 +42,7 @@ OTHER_MODEL = "OTHER_MODEL"
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
+_Part = TypeVar("_Part")
 
 
 class SchedulerConnections:
@@ -319,3 +320,23 @@ class SchedulerConnections:
         await self._look_first(timeout_s)
         with self._at(self.addresses) as endpoints:
             return [await reply_of(method(one), request, timeout_s, self.metadata) for one in endpoints]
+
+    async def stream(
+        self,
+        method: Callable[[Endpoint], grpc.aio.UnaryStreamMultiCallable[_Request, _Reply]],
+        request: _Request,
+        timeout_s: float | None,
+        parts: Callable[[_Reply], Iterable[_Part]],
+    ) -> AsyncIterator[_Part]:
+        """The parts of a stream's replies, of the first address. Raises `paceline.errors`.
+
+        Closing the iterator ends the call.
+        """
+        with self._at(self.addresses[:1]) as [endpoint]:
+            replies = Replies(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
+            try:
+                while (reply := await replies.read()) is not None:
+                    for part in parts(reply):
+                        yield part
+            finally:
+                replies.cancel()

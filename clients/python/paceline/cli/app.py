@@ -32,6 +32,7 @@ from paceline.cli import (
     services,
     status,
     steps,
+    timeline,
     token,
     why,
 )
@@ -87,6 +88,7 @@ app.command(rich_help_panel="Evaluate")(embed.embed)
 app.command(rich_help_panel="Evaluate")(rerank.rerank)
 app.command(rich_help_panel="Look")(status.status)
 app.command(rich_help_panel="Look")(why.why)
+app.command(rich_help_panel="Look")(timeline.timeline)
 app.command(rich_help_panel="Look")(steps.steps)
 app.command(rich_help_panel="Look")(doctor.doctor)
 app.command(rich_help_panel="Look")(bench.bench)

@@ -12,12 +12,13 @@ import typer
 from google.protobuf.proto import serialize_length_prefixed
 
 from paceline import errors
-from paceline.calls import Replies, endpoint_at
 from paceline.channel import Security
 from paceline.cli.common import DEFAULT_ADDRESS, Address, console, fail, one_line_errors, security
-from paceline.cli.step_trace import starts_us, trace
-from paceline.responses import lower_name
+from paceline.cli.step_trace import trace
+from paceline.connections import SchedulerConnections
+from paceline.requests import steps_request
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.steps import Step, steps_of
 
 _HEAD = "time          step   ms  (predicted)  prompt decode verify  tokens  pages  runs waits  because of"
 
@@ -48,12 +49,16 @@ def steps(
     if output is None:
         typer.echo(_HEAD)
     with one_line_errors(address):
-        for log in _watch(security(context), address, seconds, last):
-            found.append(log) if output is not None else _show(log)
+        for log in watch(security(context), address, seconds, last):
+            if output is not None:
+                found.append(log)
+                continue
+            for step in steps_of(log):
+                _show(step)
         if output is None:
             return
         if perfetto:
-            output.write_text(trace(found), encoding="utf-8")
+            output.write_text(trace(step for log in found for step in steps_of(log)), encoding="utf-8")
         else:
             with output.open("wb") as file:
                 for log in found:
@@ -63,33 +68,32 @@ def steps(
     console.print(f"{count} steps, {lost} lost: {output}", markup=False, soft_wrap=True)
 
 
-def _watch(security: Security, address: str, seconds: float, last: float) -> Iterator[pb.StepLog]:
-    """The steps from `last` seconds ago on, until `seconds` from now. Raises `paceline.errors`."""
-    endpoint = endpoint_at(address, security, security.credentials())
+def watch(security: Security, address: str, seconds: float, last: float) -> Iterator[pb.StepLog]:
+    """The steps from `last` seconds ago on, until `seconds` from now; 0: without end.
+
+    Raises `paceline.errors`.
+    """
+    schedulers = SchedulerConnections(address, security, failover_timeout_s=0)
     try:
-        call = endpoint.scheduler.WatchSteps(
-            pb.WatchStepsRequest(last_us=max(1, round(1e6 * last))),
-            timeout=seconds or None,
-            metadata=security.metadata,
+        yield from schedulers.stream(
+            lambda one: one.scheduler.WatchSteps,
+            steps_request(last),
+            seconds or None,
+            lambda reply: (reply.log,),
         )
-        replies = Replies(call)
-        while (reply := replies.read()) is not None:
-            yield reply.log
     except errors.DeadlineExceeded:
         return
     finally:
-        endpoint.channel.close()
+        schedulers.close()
 
 
-def _show(log: pb.StepLog) -> None:
-    if log.lost_steps:
-        typer.echo(f"{log.lost_steps} steps lost: this reader was too slow")
-    for at, start_us in enumerate(starts_us(log)):
-        began = time.strftime("%H:%M:%S", time.localtime(start_us // 1_000_000))
-        reason = lower_name(pb.WaitReason, "WAIT_REASON_", log.reasons[at]) if log.reasons[at] else ""
-        typer.echo(
-            f"{began}.{start_us // 1000 % 1000:03} {log.first_step + at:5} {log.taken_us[at] / 1000:6.1f}"
-            f" {log.planned_us[at] / 1000:10.1f} {log.prompt_rows[at]:8} {log.decode_rows[at]:6}"
-            f" {log.verify_rows[at]:6} {log.tokens[at]:7} {log.free_pages[at]:6} {log.running[at]:5}"
-            f" {log.waiting[at]:5}  {reason}"
-        )
+def _show(step: Step) -> None:
+    if step.lost:
+        typer.echo(f"{step.lost} steps lost: this reader was too slow")
+    began = time.strftime("%H:%M:%S", time.localtime(step.started_us // 1_000_000))
+    typer.echo(
+        f"{began}.{step.started_us // 1000 % 1000:03} {step.number:5} {step.taken_us / 1000:6.1f}"
+        f" {step.planned_us / 1000:10.1f} {step.prompt_rows:8} {step.decode_rows:6}"
+        f" {step.verify_rows:6} {step.tokens:7} {step.free_pages:6} {step.running:5}"
+        f" {step.waiting:5}  {step.reason}"
+    )
