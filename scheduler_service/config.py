@@ -84,6 +84,12 @@ class SchedulerSettings(ServiceSettings):
         " port 0)",
     )
 
+    model_name: str = Field(
+        default="",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})?$",
+        description="what clients call the model, in place of its own name; default: its own name",
+    )
+
     # The directory of a fleet
     advertise: str = Field(
         default="",

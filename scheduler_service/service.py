@@ -70,6 +70,7 @@ class SchedulerService:
             instance=settings.instance_name,
             tool_format=settings.tool_format,
             adapters=self.wanted,
+            model_name=settings.model_name,
         )
         self.drafts = DraftPool(
             settings.draft_executor,

@@ -106,8 +106,9 @@ class ExecutorPool(LinkPool):
         instance: str = "",
         tool_format: str = formats.AUTO,
         adapters: WantedAdapters | None = None,
+        model_name: str = "",
     ) -> None:
-        """`tool_format`: the setting of this name. `adapters`: those that each executor must have."""
+        """`tool_format`, `model_name`: settings of these names. `adapters`: those each executor must have."""
         super().__init__(
             [
                 ExecutorLink(address, security, timing, self, changed, owner_of(instance, number))
@@ -115,7 +116,7 @@ class ExecutorPool(LinkPool):
             ]
         )
         self.served: Served | None = None
-        self._tool_format = tool_format
+        self._tool_format, self._model_name = tool_format, model_name
         self._adapters = WantedAdapters() if adapters is None else adapters
         self._limits = limits
         self._text = text
@@ -157,6 +158,7 @@ class ExecutorPool(LinkPool):
             if not self.check(facts):
                 return
             model = served_model(facts, tokenizer, self._limits)
+            model = replace(model, name=self._model_name or model.name)
             try:
                 text = await ModelText.made_of(tokenizer, self._text)
             except UnusableTokenizerError as error:

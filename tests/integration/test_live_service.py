@@ -131,3 +131,13 @@ def test_settings_become_flags_of_their_kind(tmp_path: Path) -> None:
     ]
     named = LiveConfig(script="answers.jsonl").executor_flags(tmp_path)
     assert named == ["--backend=script", f"--script={Path('answers.jsonl').absolute()}"]
+
+
+def test_a_model_has_the_name_that_the_scheduler_gives_it_and_no_other() -> None:
+    config = LiveConfig(script=LINES, scheduler={"model_name": "team/chat:1"})
+    with LiveService(config) as service, service.client() as client:
+        assert client.model_info().name == "team/chat:1"
+        asked = [{"role": "user", "content": "Why is the sky blue?"}]
+        assert client.chat(asked, model="team/chat:1").text == "Rayleigh scattering."
+        with pytest.raises(errors.NotFound, match="'script' is not served, 'team/chat:1' is"):
+            client.chat(asked, model="script")
