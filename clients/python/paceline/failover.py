@@ -47,6 +47,8 @@ The channel chooses the scheduler of each try, in turn among all calls: a call m
 
 WAIT_KEY = "paceline-wait-ms"
 """Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading."""
+MODEL_KEY = "paceline-model"
+"""Metadata of a call: the model that it means, where one address has several (docs/several-models.md)."""
 _NOT_READY = "NOT_READY"
 
 _NO_ADAPTERS: Mapping[str, Collection[str]] = MappingProxyType({})

@@ -1,0 +1,71 @@
+"""What the router answers by itself: which models there are, and calls that concern all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import grpc.aio
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+
+from paceline_router.calls import Own, RoutedCalls
+from paceline_router.models import RoofModel, RoofState
+from paceline_router.roof import Roof
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+SUPERVISOR = "serve"
+"""Who has written the entries: not a scheduler, so that clients take none for that of the scheduler asked."""
+_STATES = {
+    RoofState.AVAILABLE: pb.SCHEDULER_STATE_UNSPECIFIED,
+    RoofState.LOADING: pb.SCHEDULER_STATE_LOADING,
+    RoofState.SERVING: pb.SCHEDULER_STATE_SERVING,
+    RoofState.DRAINING: pb.SCHEDULER_STATE_DRAINING,
+    RoofState.FAILED: pb.SCHEDULER_STATE_NO_EXECUTOR,
+}
+_SCHEDULER, _ADMIN = "/paceline.scheduler.v1.SchedulerService/", "/paceline.scheduler.v1.AdminService/"
+
+
+class RouterAnswers:
+    """The handlers. `methods`: by path."""
+
+    def __init__(self, roof: Roof) -> None:
+        self._roof = roof
+        self.calls: RoutedCalls
+        self.methods: Mapping[str, Own] = {
+            f"{_SCHEDULER}WatchSchedulers": self._watch,
+            f"{_SCHEDULER}Abort": self._abort,
+            f"{_ADMIN}AbortRequests": self._abort,
+        }
+
+    async def _watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
+        """The models, as entries without an address: they are reached by this one. Then each change."""
+        known: tuple[RoofModel, ...] | None = None
+        while True:
+            models = tuple(self._roof.models)
+            changed = [] if request.own else [one for one in models if known is None or one not in known]
+            if changed or known is None:
+                answer = pb.WatchSchedulersResponse(entries=map(_entry, changed), complete=known is None)
+                await context.write(answer.SerializeToString())
+            known = models
+            await self._roof.changed()
+
+    async def _abort(self, request: Any, context: _Context) -> None:
+        """End requests of whichever model has them: of Abort and AbortRequests alike."""
+        method = f"{_SCHEDULER}Abort" if isinstance(request, pb.AbortRequest) else f"{_ADMIN}AbortRequests"
+        aborted = set()
+        for data in await self.calls.all(method, request.SerializeToString(), context):
+            aborted |= set(pb.AbortResponse.FromString(data).aborted)  # both have the same fields
+        unknown = [one for one in request.request_ids if one not in aborted]
+        await context.write(pb.AbortResponse(aborted=sorted(aborted), unknown=unknown).SerializeToString())
+
+
+def _entry(model: RoofModel) -> pb.SchedulerEntry:
+    return pb.SchedulerEntry(
+        model=model.name,
+        state=_STATES[model.state],
+        adapters=model.adapters,
+        written_by=SUPERVISOR,
+        generation=time.time_ns() // 1_000_000,
+    )

@@ -1,0 +1,249 @@
+"""Calls on their way: to the scheduler of the model that they name, and back as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from paceline.channel import Link, open_aio_channel
+from paceline.failover import MODEL_KEY, WAIT_KEY
+from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
+from service_kit.logs import Log
+from service_kit.status import client_has_left, end_call, rich_status
+
+from paceline_router.models import RoofModel, RoofState, UnknownModelError
+from paceline_router.roof import Roof
+
+log = Log(__name__)
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Own: TypeAlias = Callable[[Any, _Context], Awaitable[None]]
+"""Answers a call here: it gets the request, and writes messages."""
+
+MAX_CALLS = 1280
+"""Live calls of one model: as many as a scheduler runs and queues by default. One connection carries all
+calls of a model, so more would wait in it, for the calls of others too."""
+MAX_WAITING = 1024
+"""Calls that wait at once for models that are loading."""
+MAX_WAIT_S = 3600.0
+_RETRY_S = 1.0
+_DROPPED = (MODEL_KEY, "user-agent", "te", "content-type", "grpc-timeout", "grpc-encoding")
+_Code = grpc.StatusCode
+
+
+class CallEnd(grpc.Status):
+    """A status as another server has sent it, details included."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: Any) -> None:
+        self.code, self.details, self.trailing_metadata = code, details, trailing_metadata
+
+
+class RoutedCalls(grpc.GenericRpcHandler):
+    """Handles all methods of a scheduler. `own`: by path, those that are answered here."""
+
+    def __init__(self, roof: Roof, own: Mapping[str, Own]) -> None:
+        self._roof, self._own = roof, own
+        self._requests = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
+        self._live: Counter[str] = Counter()  # calls by model
+        self._waiting = 0
+        self.draining = False
+
+    @property
+    def live(self) -> Mapping[str, int]:
+        """Calls under way, by model."""
+        return self._live
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
+        """The handler of a method; None: there is no such one."""
+        method = handler_call_details.method
+        if (kind := self._requests.get(method)) is None:
+            return None
+
+        async def handle(_requests: object, context: _Context) -> None:
+            try:
+                await self._handle(method, kind, context)
+                return
+            except CallEndError as error:
+                status: grpc.Status = error.status
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                if client_has_left(error) or context.cancelled() or context.done():
+                    raise asyncio.CancelledError from None
+                log.error("a call could not be passed on", error, method=method)
+                text = "internal error; the router's log has more"
+                status = rich_status(_Code.INTERNAL, text, reason="INTERNAL")
+            ending = end_call(context, status)
+            del context, status  # see end_call
+            await ending
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def close(self) -> None:
+        """Close the connections to schedulers."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
+        """A unary call of all schedulers that are up, one after the other; the answers."""
+        answers = []
+        for model in list(self._roof.models):
+            if model.state is RoofState.SERVING:
+                answers += [message async for message in self._messages(model, method, data, context)]
+        return answers
+
+    async def _handle(self, method: str, kind: type[Message], context: _Context) -> None:
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            text = "request: is missing"
+            raise CallEndError(
+                rich_status(_Code.INVALID_ARGUMENT, text, reason="INVALID_REQUEST", field="request")
+            )
+        field = ""
+        try:
+            request = kind.FromString(data)
+        except DecodeError:  # the scheduler says so
+            request = kind()
+        else:
+            if (own := self._own.get(method)) is not None:
+                await own(request, context)
+                return
+            field = _named(request)
+        metadata = dict(context.invocation_metadata() or ())
+        try:
+            model = self._roof.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
+        except UnknownModelError as error:
+            raise CallEndError(
+                rich_status(_Code.NOT_FOUND, str(error), reason="MODEL_NOT_FOUND", field="model")
+            ) from None
+        del request
+        with self._counted(model):
+            model = await self._up(model, metadata, context)
+            async for message in self._messages(model, method, data, context):
+                await context.write(message)
+
+    @contextmanager
+    def _counted(self, model: RoofModel) -> Iterator[None]:
+        if self.draining:
+            raise CallEndError(
+                rich_status(_Code.UNAVAILABLE, "shutting down", reason="DRAINING", retry_after_s=_RETRY_S)
+            )
+        if self._live[model.name] >= MAX_CALLS:
+            text = f"{MAX_CALLS} calls of {model.name} are under way"
+            raise CallEndError(
+                rich_status(_Code.RESOURCE_EXHAUSTED, text, reason="QUEUE_FULL", retry_after_s=_RETRY_S)
+            )
+        self._live[model.name] += 1
+        try:
+            yield
+        finally:
+            self._live[model.name] -= 1
+
+    async def _up(self, model: RoofModel, metadata: Mapping[str, Any], context: _Context) -> RoofModel:
+        """The model once it serves.
+
+        For one that is loading the call waits as long as its metadata says; for one that is not loaded, which
+        this call then has loaded, until its deadline.
+        """
+        wanted = metadata.get(WAIT_KEY)
+        wait_s = _wanted_s(_text(wanted or ""))
+        if model.state is RoofState.AVAILABLE:
+            wait_s = MAX_WAIT_S if wanted is None else wait_s
+            self._roof.wish("load", model.name)
+        if (left_s := context.time_remaining()) is not None:
+            wait_s = min(wait_s, left_s - 0.25)
+        if (
+            model.state in (RoofState.AVAILABLE, RoofState.LOADING)
+            and wait_s > 0
+            and self._waiting < MAX_WAITING
+        ):
+            self._waiting += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._roof.settled(model.name)
+            finally:
+                self._waiting -= 1
+            model = self._roof.models[model.name]
+        if model.state is RoofState.SERVING:
+            return model
+        text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
+        raise CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
+
+    async def _messages(self, model: RoofModel, method: str, data: bytes, context: _Context) -> Any:
+        """The answer's messages. Sends the initial metadata before the first one."""
+        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(model.socket).unary_stream(
+            method
+        )
+        call = send(
+            data, timeout=context.time_remaining(), metadata=_passed(context.invocation_metadata() or ())
+        )
+        try:
+            begun = False
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if not begun:
+                    begun = True
+                    await _begin(context, _passed(await call.initial_metadata()))
+                yield message
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+            if code is _Code.CANCELLED:  # which is only ever the client's own doing
+                code, details = _Code.UNAVAILABLE, f"the scheduler has ended the call: {details}"
+            raise CallEndError(CallEnd(code, details, _passed(error.trailing_metadata() or ()))) from None
+        finally:
+            call.cancel()
+
+    def _channel(self, socket: str) -> grpc.aio.Channel:
+        if (channel := self._channels.get(socket)) is None:
+            channel = self._channels[socket] = open_aio_channel(f"unix:{socket}", Link.PRIVATE)
+        return channel
+
+
+class CallEndError(Exception):
+    """Ends a call with a status."""
+
+    def __init__(self, status: grpc.Status) -> None:
+        super().__init__(status.details)
+        self.status = status
+
+
+async def _begin(context: _Context, metadata: Sequence[tuple[str, Any]]) -> None:
+    with suppress(grpc.aio.UsageError):  # of several answers, the first one's counts
+        await context.send_initial_metadata(metadata)
+
+
+def _methods(*contracts: FileDescriptor) -> Iterator[tuple[str, type[Message]]]:
+    """The methods by their paths, with the types of their requests."""
+    for contract in contracts:
+        for service in contract.services_by_name.values():
+            for method in service.methods:
+                yield f"/{service.full_name}/{method.name}", GetMessageClass(method.input_type)
+
+
+def _named(request: Any) -> str:
+    """The field `model` of a request, or of the request within it; "" without one."""
+    return str(getattr(getattr(request, "request", request), "model", ""))
+
+
+def _passed(metadata: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, value) for key, value in metadata if key not in _DROPPED)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _wanted_s(milliseconds: str) -> float:
+    """As the scheduler's LoadWait reads it."""
+    valid = len(milliseconds) <= 9 and milliseconds.isascii() and milliseconds.isdigit()
+    return min(int(milliseconds) / 1000, MAX_WAIT_S) if valid else 0.0

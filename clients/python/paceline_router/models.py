@@ -1,0 +1,103 @@
+"""The models under one roof: their states, which of them a call means, and their lines on the roof's socket.
+
+Pure. Who asks for an unknown name leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+NAME_RULE = "1 to 128 ASCII letters, digits, '.', '-', '_', ':' and '/', the first a letter or digit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
+_MAX_LISTED = 16  # names in a refusal
+
+
+class RoofState(enum.StrEnum):
+    """Of a model."""
+
+    AVAILABLE = enum.auto()  # not loaded
+    LOADING = enum.auto()
+    SERVING = enum.auto()
+    DRAINING = enum.auto()  # it is being put away
+    FAILED = enum.auto()  # its processes could not be kept running
+
+
+class UnknownModelError(Exception):
+    """No model has the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoofModel:
+    """One model, as the process that keeps its services running tells it."""
+
+    name: str
+    state: RoofState
+    socket: str = ""  # of its scheduler, while there is one: a path
+    detail: str = ""  # what it is loading, or why it failed
+    adapters: tuple[str, ...] = ()  # that are loaded from the start
+
+    def __post_init__(self) -> None:
+        if not is_model_name(self.name):
+            raise ValueError(f"{self.name[:200]!r} can't be a model's name: {NAME_RULE}")
+
+
+def is_model_name(text: str) -> bool:
+    """Whether a model may have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
+class RoofModels:
+    """All models by name. The first one is what calls mean that name none."""
+
+    def __init__(self, models: Iterable[RoofModel] = ()) -> None:
+        self._models: Mapping[str, RoofModel] = {one.name: one for one in models}
+        self._by_adapter = {
+            adapter: one for one in reversed(self._models.values()) for adapter in one.adapters
+        }
+
+    def __iter__(self) -> Iterator[RoofModel]:
+        return iter(self._models.values())
+
+    def __getitem__(self, name: str) -> RoofModel:
+        return self._models[name]
+
+    def meant(self, field: str, key: str) -> RoofModel:
+        """The model of a call. `field`: its request's field `model`. `key`: the model in its metadata.
+
+        A model in the field counts before the metadata, which counts before an adapter in the field: an
+        adapter that was loaded later is reached by both together. Raises UnknownModelError.
+        """
+        if (found := self._models.get(field)) is not None:
+            return found
+        if key:
+            if (found := self._models.get(key)) is not None:
+                return found
+            raise self._unknown(key)
+        if not field and self._models:
+            return next(iter(self))
+        if (found := self._by_adapter.get(field)) is not None:
+            return found
+        raise self._unknown(field)
+
+    def _unknown(self, name: str) -> UnknownModelError:
+        names = list(self._models)
+        more = ", ..." if len(names) > _MAX_LISTED else ""
+        return UnknownModelError(
+            f"model: {name[:128]!r} is not served; {', '.join(names[:_MAX_LISTED]) or 'none'}{more} are"
+        )
+
+    def line(self) -> bytes:
+        """All of them as one line."""
+        return json.dumps([asdict(one) for one in self]).encode() + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> RoofModels:
+        """The models of such a line. Raises ValueError, TypeError, KeyError."""
+        return cls(
+            RoofModel(**{**one, "state": RoofState(one["state"]), "adapters": tuple(one["adapters"])})
+            for one in json.loads(line)
+        )
