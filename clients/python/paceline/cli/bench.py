@@ -39,11 +39,10 @@ from paceline.cli.serve import (
     DraftBackend,
     DraftModel,
     DraftOption,
-    draft_config,
-    flags,
     say,
     stack_config,
 )
+from paceline.cli.served_model import draft_config, flags
 from paceline.cli.stack import StackConfig, starting
 from paceline.types import ModelInfo
 

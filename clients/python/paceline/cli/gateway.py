@@ -25,7 +25,8 @@ from paceline.cli.gateway_launch import (
 )
 from paceline.cli.gateway_probe import is_ready
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.serve import flags, say
+from paceline.cli.serve import say
+from paceline.cli.served_model import flags
 from paceline.cli.supervisor import Child, ChildFailed
 
 _POLL_S = 0.5

@@ -29,9 +29,10 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.outputs import require_writable
-from paceline.cli.pull import fetch_default, find_model
+from paceline.cli.roof import ModelRoof, RoofConfig, roofing
+from paceline.cli.roof_config import ForAllModels, announce_roof, are_several, roof_config
+from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
@@ -76,11 +77,11 @@ DraftOption = Annotated[
 def serve(
     context: typer.Context,
     served: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL",
+            metavar="MODEL...",
             help="A GGUF file, a Hugging Face directory, or a name from `paceline list`. Default: the default"
-            " model.",
+            " model. Several, or a YAML file of models: all behind one address.",
             show_default=False,
         ),
     ] = None,
@@ -172,9 +173,10 @@ def serve(
     refuse_client_options(context)
     if log_format is LogFormat.JSON:
         context.with_resource(json_lines(stderr))
-    if served is not None and model is not None:
-        fail(f"{served} and --model {model}: give one of them", 2)
-    chosen = served or model
+    if served and model is not None:
+        fail(f"{served[0]} and --model {model}: give one of them", 2)
+    given = served or ([model] if model else [])
+    chosen = given[0] if given else None
     logs = ("--log-level", log_level, "--log-format", log_format.value)
     plain = ("--insecure",) if insecure else ()
     token = client_token(context, token_file)
@@ -196,6 +198,22 @@ def serve(
     require_adapters(adapter_dir, adapter or [])
     directory = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
     adapters = tuple(f"--adapter={one}" for one in adapter or ())
+    config: StackConfig | RoofConfig
+    if are_several(given):
+        alone = (draft_model, draft_backend, draft_option, adapter_dir, adapter, executor_port or None)
+        if any(option is not None for option in (*alone, executor_token_file, served_model_name or None)):
+            fail("of several models, drafts, adapters and executors are set in the YAML file of models", 2)
+        config = roof_config(
+            given,
+            ForAllModels(
+                backend, host, port, token, logs, plain, flags(executor_option), flags(scheduler_option)
+            ),
+            gateway,
+        )
+        require_writable(port_file, "--port-file")
+        require_free(host, port, "--port")
+        _run(config, port_file)
+        return
     config = StackConfig(
         backend=backend,
         model=served_model(backend, chosen),
@@ -217,8 +235,13 @@ def serve(
     require_writable(port_file, "--port-file")
     require_free(host, port, "--port")
     require_free("127.0.0.1", executor_port, "--executor-port")
-    if gateway is not None:
-        require_free(gateway.host, gateway.port, "--openai")
+    _run(config, port_file)
+
+
+def _run(config: StackConfig | RoofConfig, port_file: Path | None) -> None:
+    """Serve until a signal."""
+    if config.gateway is not None:
+        require_free(config.gateway.host, config.gateway.port, "--openai")
     with never_blocking(stderr):
         try:
             asyncio.run(_serve(config, port_file))
@@ -226,36 +249,6 @@ def serve(
             raise typer.Exit(130) from None
         except (ChildFailed, errors.PacelineError, OSError) as error:
             fail(str(error))
-
-
-def served_model(backend: str, given: str | None) -> Path | None:
-    """The path of the model to serve; the default one is fetched. Exits with advice if it is missing."""
-    if given is not None and given != DEFAULT_MODEL.name:
-        return find_model(given)
-    return fetch_default(to_serve=True) if backend == "torch" else None
-
-
-def default_sampling(backend: str, given: str | Path | None) -> tuple[str, ...]:
-    """Flags of the executor that serves the default model, whose file says nothing of sampling."""
-    is_default = backend == "torch" and given in (None, DEFAULT_MODEL.name)
-    return DEFAULT_MODEL.sampling_flags if is_default else ()
-
-
-def draft_config(
-    backend: str | None, model: str | None, options: list[str] | None, logs: Sequence[str]
-) -> ExecutorLaunch | None:
-    """The draft executor to start, if one is requested.
-
-    Exits with an error for options that conflict, and for a model that is not there.
-    """
-    if backend is None and model is None:
-        if options:
-            fail("--draft-option needs --draft-model or --draft-backend", 2)
-        return None
-    backend = backend or "torch"
-    if backend == "torch" and model is None:
-        fail("--draft-backend torch needs --draft-model", 2)
-    return ExecutorLaunch(backend, find_model(model) if model else None, (*logs, *flags(options)))
 
 
 QUIET = ("--log-level", "error", "--log-format", "console")
@@ -270,24 +263,12 @@ def stack_config(
     """A stack on free ports for one command alone, with a token of its own; by default the default model."""
     return StackConfig(
         backend=backend,
-        model=(model or fetch_default(to_serve=True)) if backend == "torch" else model,
+        model=(model or served_model(backend, None)) if backend == "torch" else model,
         draft=draft,
         executor_options=(*QUIET, *default_sampling(backend, model), *executor_options),
         scheduler_options=QUIET,
         client_token=draw_token(),
     )
-
-
-def flags(given: list[str] | None) -> list[str]:
-    """NAME=VALUE pairs as flags of a service. Exits with an error for a malformed pair."""
-    pairs = given or []
-    for pair in pairs:
-        if pair.find("=") < 1:
-            fail(f"expected NAME=VALUE, got {pair!r}", 2)
-    return [
-        f"--{name.lstrip('-').replace('_', '-')}={value}"
-        for name, _, value in (p.partition("=") for p in pairs)
-    ]
 
 
 def say(name: str, line: str) -> None:
@@ -300,10 +281,10 @@ def say(name: str, line: str) -> None:
     )
 
 
-async def _serve(config: StackConfig, port_file: Path | None) -> None:
+async def _serve(config: StackConfig | RoofConfig, port_file: Path | None) -> None:
     loop, stop, starter = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
     assert starter is not None
-    stack: Stack | None = None
+    stack: Stack | ModelRoof | None = None
 
     def on_signal(number: signal.Signals) -> None:
         if stack is None:
@@ -320,11 +301,20 @@ async def _serve(config: StackConfig, port_file: Path | None) -> None:
             loop.add_signal_handler(number, on_signal, number)
     async with AsyncExitStack() as cleanup:
         with loading_bar() as loading:
-            stack = await cleanup.enter_async_context(starting(config, say, loading))
-        supervisor = asyncio.create_task(stack.supervise())
+            opening = (
+                starting(config, say, loading)
+                if isinstance(config, StackConfig)
+                else roofing(config, say, loading)
+            )
+            opened: Stack | ModelRoof = await cleanup.enter_async_context(opening)
+            stack = opened
+        supervisor = asyncio.create_task(opened.supervise())
         cleanup.callback(supervisor.cancel)
-        _announce(stack, port_file)
-        await _tell_what_to_try(stack)
+        if isinstance(opened, Stack):
+            _announce(opened, port_file)
+            await _tell_what_to_try(opened)
+        else:
+            announce_roof(opened, port_file)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
         if supervisor.done():

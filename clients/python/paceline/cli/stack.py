@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +156,7 @@ class Stack:
 
         Raises ChildFailed when one can't be kept running.
         """
-        await _all(child.keep_running() for child in self.children)
+        await run_all(child.keep_running() for child in self.children)
 
     async def stop(self) -> None:
         """Stop the processes one after another. The scheduler lets running streams end first."""
@@ -201,13 +201,14 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
         if draft is not None:
             starts.append(draft.start(0))
         try:
-            await _all(starts)
+            await run_all(starts)
             for name in ("executor", *(["draft"] if draft else [])):
                 loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
                 await _while_running(loaded, *stack.children)
             await _while_running(_serving(stack), *stack.children)
             if config.gateway is not None:
-                await _start_gateway(stack, config.gateway, scratch, say)
+                sockets, children = [stack.socket], stack.children
+                await start_gateway(config.gateway, sockets, stack.gateways, scratch, say, children)
             yield stack
         except BaseException:
             stack.kill()
@@ -259,17 +260,26 @@ async def _serving(stack: Stack) -> None:
     raise ChildFailed(f"the scheduler does not serve after {_SERVING_TIMEOUT_S:g} s: {reason}")
 
 
-async def _start_gateway(stack: Stack, launch: GatewayLaunch, directory: Path, say: Say) -> None:
-    """Start the stack's gateway, and wait until it takes requests. Raises ChildFailed.
+async def start_gateway(
+    launch: GatewayLaunch,
+    schedulers: Sequence[str],
+    gateways: list[Child],
+    directory: Path,
+    say: Say,
+    others: Sequence[Child],
+) -> None:
+    """Start a gateway, add its processes to `gateways`, and wait until it takes requests.
 
-    Its processes call the scheduler's Unix socket: where it demands tokens, their callers need them.
+    Its processes call the schedulers' Unix sockets: where these demand tokens, their callers need them.
+    Raises ChildFailed if one of them or of `others` ends.
     """
     port = launch.port
-    for child in launch.children(directory, say, [stack.socket]):
-        stack.gateways.append(child)
+    for child in launch.children(directory, say, schedulers):
+        gateways.append(child)
         await child.start(port)
         port = child.port
-        await _while_running(_gateway_serving(directory / f"{child.name}.socket"), *stack.children)
+        serving = _gateway_serving(directory / f"{child.name}.socket")
+        await _while_running(serving, *gateways, *others)
 
 
 async def _gateway_serving(socket: Path) -> None:
@@ -282,7 +292,7 @@ async def _gateway_serving(socket: Path) -> None:
     raise ChildFailed(f"the gateway does not serve after {_SERVING_TIMEOUT_S:g} s")
 
 
-async def _all(tasks: Iterable[Coroutine[object, object, None]]) -> None:
+async def run_all(tasks: Iterable[Coroutine[object, object, None]]) -> None:
     """Await all. Raises the first ChildFailed, and cancels the others then."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -24,6 +24,10 @@ class StackSecrets:
         """The line of secrets for an executor's standard input."""
         return _line(auth_token=self.executor)
 
+    def router_line(self) -> bytes:
+        """The line of secrets for the standard input of a router."""
+        return _line(**({"client_token": self.client} if self.client else {}))
+
     def scheduler_line(self) -> bytes:
         """The line of secrets for the scheduler's standard input."""
         client = {"client_token": self.client} if self.client else {}

