@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import paceline
@@ -180,6 +184,29 @@ def test_a_model_on_demand_is_loaded_by_the_first_requests_of_plain_stubs_which_
         assert [len(call.result().completions) for call in calls] == [1] * 8
         assert set(states(stub).values()) == {pb.SCHEDULER_STATE_SERVING}
         assert len(processes(serve, "executor_service")) == len(SIZES)  # one load for all
+
+
+def test_the_openai_door_chooses_the_model_that_a_request_names(tmp_path: Path) -> None:
+    models = file_of_models(tmp_path, **{"team/b": "on-demand: true"})
+    with serving(tmp_path, str(models), "--openai", "0") as serve:
+        (door,) = serve.wait_for(r"OpenAI API at (\S+)")
+
+        def ask(model: str) -> tuple[int, dict[str, Any]]:
+            asked = {"prompt": "x", "max_tokens": 3, "temperature": 0, "model": model, "logprobs": 1}
+            request = Request(f"{door}/completions", json.dumps(asked).encode())
+            request.add_header("content-type", "application/json")
+            try:
+                with urlopen(request, timeout=60) as answer:
+                    return answer.status, json.load(answer)
+            except HTTPError as error:
+                return error.code, json.load(error)
+
+        answers = {name: ask(name) for name in SIZES}
+        assert {status for status, _ in answers.values()} == {200}
+        assert [answer["model"] for _, answer in answers.values()] == list(SIZES)
+        assert len({answer["system_fingerprint"] for _, answer in answers.values()}) == len(SIZES)
+        status, refused = ask("nobody")
+        assert (status, refused["error"]["code"]) == (404, "model_not_found")
 
 
 def test_one_token_is_demanded_for_all_models(tmp_path: Path) -> None:

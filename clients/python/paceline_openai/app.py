@@ -12,8 +12,9 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from paceline import errors
+from paceline import ModelInfo, errors
 from paceline.aio import Client
+from paceline.failover import MODEL_KEY
 from service_kit.logs import Log
 
 from paceline_openai import pages
@@ -27,11 +28,12 @@ from paceline_openai.origins import Origins
 from paceline_openai.refusals import Refusal, bad, from_error
 from paceline_openai.routes import Endpoint, endpoint_of
 from paceline_openai.settings import Bounds
-from paceline_openai.vocabulary import Vocabulary
+from paceline_openai.vocabulary import Vocabularies
 
 log = Log(__name__)
 
 CLIENT_LEFT = 499
+_MAX_NAME = 128  # of a model at an address that has several
 _HEALTH_KEPT_S = 0.5
 _HEALTH_TIMEOUT_S = 2.0
 
@@ -54,7 +56,7 @@ class Gateway:
         local: bool = False,
     ) -> None:
         self._client, self._bounds, self._model_name = client, bounds, model_name
-        self._callers, self._vocabulary = Callers(client), Vocabulary()
+        self._callers, self._vocabularies = Callers(client), Vocabularies()
         self._budget = BodyBudget(bounds.max_body_bytes, bounds.max_bodies_bytes)
         self._origins = Origins(origins, local=local)
         self.metrics = Metrics()
@@ -130,11 +132,12 @@ class Gateway:
         if endpoint.table is not None:
             body = await self._body(exchange, caller)
             values = endpoint.table.read(body)
+        info, chosen = await self._model(caller, exchange, values)
         call = Call(
             exchange,
-            self._client.view(caller.token, _passed_on(exchange)),
-            caller.info,
-            self._vocabulary,
+            self._client.view(caller.token, _passed_on(exchange) | chosen),
+            info,
+            self._vocabularies.of(info),
             values,
             body,
             self._model_name,
@@ -142,6 +145,25 @@ class Gateway:
         )
         await _unless_left(exchange, endpoint.answer(call), _whole_answer_s(exchange, values))
         return caller.name
+
+    async def _model(
+        self, caller: Caller, exchange: Exchange, values: Mapping[str, Any]
+    ) -> tuple[ModelInfo, dict[str, str]]:
+        """The model that a request names, and the metadata of calls that mean it. Raises `paceline.errors`.
+
+        Only an address of several models knows others than the caller's, and only they are asked for.
+        """
+        named = values.get("model")
+        own = (None, "", self._model_name, caller.info.name, *(one.name for one in caller.info.adapters))
+        if named in own or not named.isascii() or not named.isprintable() or len(named) > _MAX_NAME:
+            return caller.info, {}
+        chosen = {MODEL_KEY: named}
+        view = self._client.view(caller.token, chosen)
+        try:
+            info = await view.model_info(timeout_s=_deadline_s(exchange))
+        except errors.NotFound:  # an adapter that was loaded a moment ago, or nothing: the call will tell
+            return caller.info, {}
+        return (info, chosen) if info.name == named else (caller.info, {})
 
     async def _body(self, exchange: Exchange, caller: Caller) -> dict[str, Any]:
         kind = exchange.header(b"content-type").partition(";")[0].strip().lower()

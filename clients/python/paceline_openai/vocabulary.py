@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 
 from paceline import ModelInfo
 from paceline.aio import Client
+
+_MAX_KEPT = 8
 
 
 class Vocabulary:
@@ -32,3 +35,18 @@ class Vocabulary:
     def text_of(self, token: int) -> str:
         """The same as text; an incomplete character is U+FFFD."""
         return self.bytes_of(token).decode(errors="replace")
+
+
+class Vocabularies:
+    """The vocabularies of the models that were asked for last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Vocabulary] = OrderedDict()
+
+    def of(self, info: ModelInfo) -> Vocabulary:
+        """A model's own: two models' calls never share one."""
+        found = self._known.setdefault(info.vocabulary_fingerprint, Vocabulary())
+        self._known.move_to_end(info.vocabulary_fingerprint)
+        if len(self._known) > _MAX_KEPT:
+            self._known.popitem(last=False)
+        return found
