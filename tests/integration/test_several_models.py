@@ -205,6 +205,10 @@ def test_the_openai_door_chooses_the_model_that_a_request_names(tmp_path: Path) 
         assert {status for status, _ in answers.values()} == {200}
         assert [answer["model"] for _, answer in answers.values()] == list(SIZES)
         assert len({answer["system_fingerprint"] for _, answer in answers.values()}) == len(SIZES)
+        with urlopen(f"{door}/models", timeout=60) as answer:
+            assert [one["id"] for one in json.load(answer)["data"]] == list(SIZES)
+        with paceline.Client(serve.address) as client:
+            assert client.models() == dict.fromkeys(SIZES, "serving")
         status, refused = ask("nobody")
         assert (status, refused["error"]["code"]) == (404, "model_not_found")
 

@@ -28,6 +28,7 @@ from paceline.calls import (
 from paceline.channel import Metadata, Security
 from paceline.directory import (
     LOOK_TIMEOUT_S,
+    MAX_ENTRIES,
     MAX_LOOK_BYTES,
     MESSAGE_BYTES,
     DirectoryUse,
@@ -197,6 +198,24 @@ class SchedulerConnections:
         finally:
             call.cancel()
         self._use_known()
+
+    def entries(self, timeout_s: float | None) -> list[pb.SchedulerEntry]:
+        """What the directory of a given scheduler lists; nothing if it has none. Raises `paceline.errors`."""
+        entries: list[pb.SchedulerEntry] = []
+        request = pb.WatchSchedulersRequest()
+        with self._at(self._known.given[:1]) as endpoints:
+            watch = endpoints[0].scheduler.WatchSchedulers
+            call = Replies(watch(request, timeout=timeout_s, metadata=self.metadata))
+            try:
+                while len(entries) < MAX_ENTRIES and (message := call.read()) is not None:
+                    entries.extend(message.entries)
+                    if message.complete:
+                        break
+            except errors.Unsupported:
+                return []
+            finally:
+                call.cancel()
+        return entries
 
     def _use_known(self) -> None:
         """Use the schedulers that are known, and close the channels of others, when no call uses them."""

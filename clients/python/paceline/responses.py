@@ -178,6 +178,12 @@ def _embedding(message: pb.EmbeddingInfo) -> EmbeddingInfo:
     )
 
 
+def models_here(entries: Iterable[pb.SchedulerEntry]) -> dict[str, str]:
+    """The models of one address, and their states: entries without an address of their own."""
+    states = pb.SchedulerState, "SCHEDULER_STATE_"
+    return {one.model: lower_name(*states, one.state) for one in entries if not one.address}
+
+
 def status(message: pb.GetStatusResponse) -> Status:
     """The scheduler's counters."""
     values = _fields_of(Status, message)

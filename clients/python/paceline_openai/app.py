@@ -153,8 +153,8 @@ class Gateway:
 
         Only an address of several models knows others than the caller's, and only they are asked for.
         """
-        named = values.get("model")
-        own = (None, "", self._model_name, caller.info.name, *(one.name for one in caller.info.adapters))
+        named: str = values.get("model") or ""
+        own = ("", self._model_name, caller.info.name, *(one.name for one in caller.info.adapters))
         if named in own or not named.isascii() or not named.isprintable() or len(named) > _MAX_NAME:
             return caller.info, {}
         chosen = {MODEL_KEY: named}

@@ -45,17 +45,34 @@ def listed(info: ModelInfo, model_name: str) -> list[dict[str, Any]]:
 
 async def models(call: Call) -> None:
     """All of them."""
-    await call.exchange.reply_json({"object": "list", "data": listed(call.info, call.model_name)})
+    await call.exchange.reply_json({"object": "list", "data": await _all(call)})
 
 
 async def model(call: Call) -> None:
     """The one whose name ends the path."""
-    await call.exchange.reply_json(_found(call, call.exchange.path.removeprefix("/v1/models/")))
+    name = call.exchange.path.removeprefix("/v1/models/")
+    await call.exchange.reply_json(_chosen(name, await _all(call)))
+
+
+async def _all(call: Call) -> list[dict[str, Any]]:
+    """The caller's model and its adapters, then the other models of the address, loaded or not."""
+    found = listed(call.info, call.model_name)
+    others = await call.client.models(timeout_s=call.timeout_s)
+    about = {"object": "model", "created": 0, "owned_by": "paceline"}
+    return found + [
+        {"id": name, **about, "root": name, "parent": None, "state": state}
+        for name, state in others.items()
+        if name != call.info.name
+    ]
 
 
 def _found(call: Call, name: str) -> dict[str, Any]:
     """The model or adapter of this name. Raises Refusal, 404."""
-    for one in listed(call.info, call.model_name):
+    return _chosen(name, listed(call.info, call.model_name))
+
+
+def _chosen(name: str, models: list[dict[str, Any]]) -> dict[str, Any]:
+    for one in models:
         if name in (one["id"], one["root"] if one["parent"] is None else None):
             return one
     message = f"The model `{name[:200]}` does not exist"

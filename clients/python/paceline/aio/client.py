@@ -320,6 +320,12 @@ class Client:
             await self._schedulers.call(lambda endpoint: endpoint.scheduler.GetModelInfo, request, timeout_s)
         )
 
+    async def models(self, *, timeout_s: float | None = None) -> dict[str, str]:
+        """The models that requests here may name, with their states ("unspecified": not loaded)."""
+        if found := responses.models_here(await self._schedulers.entries(timeout_s)):
+            return found
+        return {(await self.model_info(timeout_s=timeout_s)).name: "serving"}
+
     async def status(self, *, timeout_s: float | None = None) -> Status:
         """The live counters of one scheduler that answers."""
         request = pb.GetStatusRequest()

@@ -27,6 +27,7 @@ from paceline.aio.calls import (
 from paceline.channel import Metadata, Security
 from paceline.directory import (
     LOOK_TIMEOUT_S,
+    MAX_ENTRIES,
     MAX_LOOK_BYTES,
     MESSAGE_BYTES,
     DirectoryUse,
@@ -196,6 +197,24 @@ class SchedulerConnections:
         finally:
             call.cancel()
         await self._use_known()
+
+    async def entries(self, timeout_s: float | None) -> list[pb.SchedulerEntry]:
+        """What the directory of a given scheduler lists; nothing if it has none. Raises `paceline.errors`."""
+        entries: list[pb.SchedulerEntry] = []
+        request = pb.WatchSchedulersRequest()
+        with self._at(self._known.given[:1]) as endpoints:
+            watch = endpoints[0].scheduler.WatchSchedulers
+            call = Replies(watch(request, timeout=timeout_s, metadata=self.metadata))
+            try:
+                while len(entries) < MAX_ENTRIES and (message := await call.read()) is not None:
+                    entries.extend(message.entries)
+                    if message.complete:
+                        break
+            except errors.Unsupported:
+                return []
+            finally:
+                call.cancel()
+        return entries
 
     async def _use_known(self) -> None:
         """Use the schedulers that are known, and close the channels of others, when no call uses them."""
