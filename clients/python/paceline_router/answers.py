@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import grpc
 import grpc.aio
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from service_kit.status import rich_status
 
-from paceline_router.calls import Own, RoutedCalls
+from paceline_router.calls import CallEndError, Own, RoutedCalls
 from paceline_router.models import RoofModel, RoofState
 from paceline_router.roof import Roof
 
@@ -17,6 +19,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 SUPERVISOR = "serve"
 """Who has written the entries: not a scheduler, so that clients take none for that of the scheduler asked."""
+MAX_WATCHERS = 2048
 _STATES = {
     RoofState.AVAILABLE: pb.SCHEDULER_STATE_UNSPECIFIED,
     RoofState.LOADING: pb.SCHEDULER_STATE_LOADING,
@@ -31,7 +34,7 @@ class RouterAnswers:
     """The handlers. `methods`: by path."""
 
     def __init__(self, roof: Roof) -> None:
-        self._roof = roof
+        self._roof, self._watchers = roof, 0
         self.calls: RoutedCalls
         self.methods: Mapping[str, Own] = {
             f"{_SCHEDULER}WatchSchedulers": self._watch,
@@ -41,6 +44,16 @@ class RouterAnswers:
 
     async def _watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
         """The models, as entries without an address: they are reached by this one. Then each change."""
+        if self._watchers >= MAX_WATCHERS:
+            text, code = "too many calls watch the models", grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise CallEndError(rich_status(code, text, reason="WATCHERS", retry_after_s=1.0))
+        self._watchers += 1
+        try:
+            await self._tell(request, context)
+        finally:
+            self._watchers -= 1
+
+    async def _tell(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
         known: tuple[RoofModel, ...] | None = None
         while True:
             models = tuple(self._roof.models)

@@ -95,11 +95,18 @@ class RoutedCalls(grpc.GenericRpcHandler):
             await channel.close()
 
     async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
-        """A unary call of all schedulers that are up, one after the other; the answers."""
+        """A unary call of all schedulers that are up, one after the other; the answers of those that answer.
+
+        One that has just died has no live requests.
+        """
         answers = []
         for model in list(self._roof.models):
             if model.state is RoofState.SERVING:
-                answers += [message async for message in self._messages(model, method, data, context)]
+                try:
+                    answers += [message async for message in self._messages(model, method, data, context)]
+                except CallEndError as error:
+                    if error.status.code is not _Code.UNAVAILABLE:
+                        raise
         return answers
 
     async def _handle(self, method: str, kind: type[Message], context: _Context) -> None:
