@@ -291,9 +291,7 @@ class Client:
         pieces = Vocabulary()
         while not pieces.is_complete:
             request = pb.GetVocabularyRequest(first_id=len(pieces.tokens))
-            pieces.add(
-                self._schedulers.call(lambda endpoint: endpoint.scheduler.GetVocabulary, request, timeout_s)
-            )
+            pieces.add(self._schedulers.call(lambda one: one.scheduler.GetVocabulary, request, timeout_s))
         return tuple(pieces.tokens)
 
     def abort(self, request_ids: Iterable[str], *, timeout_s: float | None = None) -> Aborted:
@@ -303,7 +301,7 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        replies = self._schedulers.call_each(lambda endpoint: endpoint.scheduler.Abort, request, timeout_s)
+        replies = self._schedulers.call_each(lambda one: one.scheduler.Abort, request, timeout_s)
         return responses.aborted(ids, replies)
 
     def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
@@ -342,7 +340,7 @@ class Client:
         """
         request = requests.why_request(request_id, identity, all_identities=all_identities)
         return responses.why(
-            self._schedulers.call_each(lambda endpoint: endpoint.scheduler.WhyWaiting, request, timeout_s)
+            self._schedulers.call_each(lambda one: one.scheduler.WhyWaiting, request, timeout_s)
         )
 
     def steps(self, *, last_s: float = 0.0, timeout_s: float | None = None) -> Iterator[Step]:

@@ -295,9 +295,7 @@ class Client:
         while not pieces.is_complete:
             request = pb.GetVocabularyRequest(first_id=len(pieces.tokens))
             pieces.add(
-                await self._schedulers.call(
-                    lambda endpoint: endpoint.scheduler.GetVocabulary, request, timeout_s
-                )
+                await self._schedulers.call(lambda one: one.scheduler.GetVocabulary, request, timeout_s)
             )
         return tuple(pieces.tokens)
 
@@ -308,9 +306,7 @@ class Client:
         """
         ids = list(request_ids)
         request = pb.AbortRequest(request_ids=ids)
-        replies = await self._schedulers.call_each(
-            lambda endpoint: endpoint.scheduler.Abort, request, timeout_s
-        )
+        replies = await self._schedulers.call_each(lambda one: one.scheduler.Abort, request, timeout_s)
         return responses.aborted(ids, replies)
 
     async def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
@@ -349,9 +345,7 @@ class Client:
         """
         request = requests.why_request(request_id, identity, all_identities=all_identities)
         return responses.why(
-            await self._schedulers.call_each(
-                lambda endpoint: endpoint.scheduler.WhyWaiting, request, timeout_s
-            )
+            await self._schedulers.call_each(lambda one: one.scheduler.WhyWaiting, request, timeout_s)
         )
 
     def steps(self, *, last_s: float = 0.0, timeout_s: float | None = None) -> AsyncIterator[Step]:
