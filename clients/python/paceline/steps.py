@@ -86,7 +86,7 @@ def steps_of(log: pb.StepLog) -> Iterator[Step]:
         at_us += later_us
         blocked_by = lower_name(pb.WaitReason, "WAIT_REASON_", reason) if reason else ""
         own = tuple(next(happened) for _ in range(ends))
-        yield Step(log.first_step + at, lost, at_us, *figures, reason=blocked_by, events=own)
+        yield Step(log.first_step + at, lost, at_us, *figures, blocked_by, own)
         lost = 0
 
 
