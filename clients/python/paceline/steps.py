@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.proto import parse_length_prefixed
@@ -86,7 +87,8 @@ def steps_of(log: pb.StepLog) -> Iterator[Step]:
         at_us += later_us
         blocked_by = lower_name(pb.WaitReason, "WAIT_REASON_", reason) if reason else ""
         own = tuple(next(happened) for _ in range(ends))
-        yield Step(log.first_step + at, lost, at_us, *figures, blocked_by, own)
+        fields: tuple[Any, ...] = log.first_step + at, lost, at_us, *figures, blocked_by, own
+        yield Step(*fields)
         lost = 0
 
 

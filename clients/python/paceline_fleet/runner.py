@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import typer
-from paceline.cli.serve import QUIET, default_sampling, served_model
+from paceline.cli.serve import QUIET
+from paceline.cli.served_model import default_sampling, served_model
 from paceline.cli.stack import Stack, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
 from paceline.scheduler.v1 import scheduler_pb2 as pb

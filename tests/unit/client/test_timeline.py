@@ -136,7 +136,8 @@ def test_of_many_streams_the_latest_are_shown_and_a_bounded_number_is_remembered
 
 def test_names_in_a_file_are_text_and_no_orders_to_the_terminal(tmp_path: Path) -> None:
     hostile = "\x1b]0;owned\x07[bold]"
-    log = pb.StepLog(event_kinds=[6], event_requests=[1], event_indexes=[0], event_values=[3])
+    queued = pb.STEP_EVENT_KIND_QUEUED
+    log = pb.StepLog(event_kinds=[queued], event_requests=[1], event_indexes=[0], event_values=[3])
     for field in log.DESCRIPTOR.fields[3:16]:  # the columns of steps
         getattr(log, field.name).append(1)
     log.event_counts.append(1)
