@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,11 @@ from tests.gpu.shapes import spec_of
 from tests.gpu.timing import device_ms
 from tests.triton.mended import INTERPRETED, mended_interpreter
 
-_ROUNDING = 0.02  # of the largest value
+if TYPE_CHECKING:
+    from executor_service.backends.torch_backend.cuda.attention.pipelines import Pipelines
+    from executor_service.backends.torch_backend.cuda.layout.rows import Tiling
+
+ROUNDING = 0.02  # of the largest value
 _POOL = 128  # sequences of the same length, 4 MiB each at 1,024 tokens: more than the L2 cache holds
 Attend = Callable[[int], torch.Tensor]
 """The n-th set of rows, to the result [rows * q_len, heads * head_dim]."""
@@ -85,7 +90,7 @@ def run(bench: Bench) -> Iterator[Case]:
     with mended_interpreter() if INTERPRETED else nullcontext():
         for case in _cases(bench):
             yield case
-            right = "skipped" in case or ("error" in case and case["error"] <= _ROUNDING * case["largest"])
+            right = "skipped" in case or ("error" in case and case["error"] <= ROUNDING * case["largest"])
             if case["way"] == "triton" and not right:
                 wrong.append(case)
     if wrong:
@@ -101,19 +106,19 @@ def _cases(bench: Bench) -> Iterator[Case]:
     for count, length, q_len in sizes:
         pool = bench.pick(_POOL if q_len == 1 else max(32 if length < 30_000 else 4, count), 4)
         rows = Rows.random(spec, bench.device, pool, count, length, q_len)
-        exact = _sdpa(rows, torch.float32)(0)
+        exact = sdpa(rows, torch.float32)(0)
         for name, make in _WAYS.items():
             case: Case = {"way": name, "rows": count, "context": length, "q_len": q_len}
-            if reason := _missing(name, bench):
+            if reason := missing(name, bench):
                 yield case | {"skipped": reason}
                 continue
             try:
-                yield case | _measured(bench, rows, make(rows), exact)
+                yield case | measured(bench, rows, make(rows), exact)
             except Exception as error:  # one way that fails leaves the others
                 yield case | {"failed": f"{type(error).__name__}: {error}"[:1000]}
 
 
-def _measured(bench: Bench, rows: Rows, attend: Attend, exact: torch.Tensor) -> Case:
+def measured(bench: Bench, rows: Rows, attend: Attend, exact: torch.Tensor) -> Case:
     error = (attend(0).float() - exact).abs().max().item()
     sets = min(rows.sets, 32)
     ms = device_ms([lambda n=n: attend(n) for n in range(sets)], bench.device)  # type: ignore[misc]
@@ -132,7 +137,7 @@ def _measured(bench: Bench, rows: Rows, attend: Attend, exact: torch.Tensor) -> 
     }
 
 
-def _missing(way: str, bench: Bench) -> str:
+def missing(way: str, bench: Bench) -> str:
     if way == "flashinfer" and (find_spec("flashinfer") is None or bench.device.type != "cuda"):
         return "flashinfer is not installed, or there is no GPU"
     if way == "triton" and find_spec("triton") is None:
@@ -142,7 +147,7 @@ def _missing(way: str, bench: Bench) -> str:
     return ""
 
 
-def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
+def sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
     """torch's own on contiguous keys."""
     q, mask = rows.q.to(dtype), None
     if 1 < rows.q_len < rows.context:
@@ -164,9 +169,15 @@ def _sdpa(rows: Rows, dtype: torch.dtype = torch.bfloat16) -> Attend:
     return attend
 
 
-def _triton(rows: Rows) -> Attend:
-    """Ours: pages read in place."""
-    from executor_service.backends.torch_backend.cuda.attention.attention import new_arrivals, paged_attention
+def paged(
+    rows: Rows, change: Callable[[Tiling, Pipelines], tuple[Tiling, Pipelines]] | None = None
+) -> Attend:
+    """Ours: pages read in place. `change` makes other cuts and pipelines of the shipped ones."""
+    from executor_service.backends.torch_backend.cuda.attention.attention import (
+        attention_launches,
+        new_arrivals,
+    )
+    from executor_service.backends.torch_backend.cuda.attention.pipelines import attention_device
     from executor_service.backends.torch_backend.cuda.layout.rows import (
         SHORT_TOKENS,
         Tiling,
@@ -180,6 +191,10 @@ def _triton(rows: Rows) -> Attend:
     counts = np.full(rows.count, rows.q_len, np.int32)
     heads, kv_heads = rows.spec.heads, rows.spec.kv_heads
     tiling = Tiling.of(heads // kv_heads, torch.bfloat16, rows.spec.head_dim, kv_heads=kv_heads)
+    how = attention_device(rows.device)
+    if change is not None:
+        tiling, pipelines = change(tiling, how.pipelines)
+        how = replace(how, pipelines=pipelines)
     table_starts = np.arange(rows.count, dtype=np.int32) * np.int32(rows.pages_of_a_row)
     arrays = cut(rows.context - counts, counts, table_starts, tiling)
     parts = {name: torch.from_numpy(array).to(rows.device) for name, array in arrays.items()}
@@ -192,7 +207,14 @@ def _triton(rows: Rows) -> Attend:
         for n in range(rows.sets)
     ]
     arrivals, scale = new_arrivals(rows.spec.kv_heads, rows.device), rows.spec.head_dim**-0.5
-    return lambda n: paged_attention(q, cache, sets[n], arrivals, scale)
+
+    def attend(n: int) -> torch.Tensor:
+        out = q.new_empty(len(q), heads * rows.spec.head_dim)
+        for launch in attention_launches(out, q, cache, sets[n], arrivals, scale, how):
+            launch.run()
+        return out
+
+    return attend
 
 
 def _flashinfer(rows: Rows) -> Attend:
@@ -225,4 +247,4 @@ def _flashinfer(rows: Rows) -> Attend:
     return lambda n: wrappers[n].run(q, pages).flatten(1)
 
 
-_WAYS: dict[str, Callable[[Rows], Attend]] = {"triton": _triton, "sdpa": _sdpa, "flashinfer": _flashinfer}
+_WAYS: dict[str, Callable[[Rows], Attend]] = {"triton": paged, "sdpa": sdpa, "flashinfer": _flashinfer}
