@@ -40,6 +40,10 @@ class Fields:
             raise self.fault(f"{key} is {shown(value)}, expected a whole number from 1 to {max_size}")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """A whole number from 0 to the max of a size."""
+        return self.size(key, default) if self.get(key, default) != 0 else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)

@@ -10,13 +10,16 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Ministral3Config,
     OlmoeConfig,
     PretrainedConfig,
+    Qwen2MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
@@ -55,10 +58,24 @@ CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
         },
     ),
     "olmoe": (OlmoeConfig, {"num_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
+        | {"shared_expert_intermediate_size": 44},
+    ),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
+        | {"n_shared_experts": 2, "routed_scaling_factor": 1.6, "head_dim": 12},
+    ),
+    "minimax_m2": (
+        MiniMaxM2Config,
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 12} | _HALF,
+    ),
     "ministral3": (Ministral3Config, {"head_dim": 12, "rope_parameters": _GROWING}),
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "llama": {"mlp-bias": {"mlp_bias": True, "attention_bias": True}, "partial-rotary": _HALF},
+    "llama": {"mlp-bias": {"mlp_bias": True, "attention_bias": True}},
     "granite": {
         "biases": {"mlp_bias": True, "attention_bias": True},
         "yarn": {"rope_parameters": _YARN},
@@ -105,6 +122,25 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "bias": {"attention_bias": True},
         "yarn": {"rope_parameters": _YARN},
     },
+    "qwen2_moe": {
+        "shares-of-one": {"norm_topk_prob": True},
+        "no-bias": {"qkv_bias": False},
+        "dense-layer": {"mlp_only_layers": [0]},
+        "window": {"use_sliding_window": True, "sliding_window": 13},
+        "windows-end": {"use_sliding_window": True, "sliding_window": 13, "num_hidden_layers": 3}
+        | {"max_window_layers": 2},
+    },
+    "glm4_moe": {
+        "qk-norm": {"use_qk_norm": True, "attention_bias": True},
+        "no-dense-layer": {"first_k_dense_replace": 0},
+        "dense-layers": {"first_k_dense_replace": 2},
+        "shares-as-they-are": {"norm_topk_prob": False, "num_experts_per_tok": 5},
+    },
+    "minimax_m2": {
+        "one-expert": {"num_experts_per_tok": 1},
+        "wide-heads": {"head_dim": 40},
+        "yarn": {"rope_parameters": _YARN},
+    },
     "ministral3": {
         "window": {"sliding_window": 13},
         "not-growing": {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0}},
@@ -124,4 +160,7 @@ FAST_CASES = [
     ("ministral3", "plain"),
     ("gpt_oss", "plain"),
     ("olmoe", "odd-heads"),
+    ("qwen2_moe", "window"),
+    ("glm4_moe", "qk-norm"),
+    ("minimax_m2", "plain"),
 ]

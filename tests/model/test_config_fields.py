@@ -124,6 +124,15 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"layer_types": ["full_attention"] * 3}),
     ("llama", {"sliding_window": 8}),
     ("llama", {"model_type": ["llama"]}),
+    ("glm4_moe", {"n_group": 2}),
+    ("glm4_moe", {"scoring_func": "softmax"}),
+    ("glm4_moe", {"first_k_dense_replace": -1}),
+    ("minimax_m2", {"rotary_dim": 17}),
+    ("minimax_m2", {"attn_type_list": [1, 0, 1]}),
+    ("minimax_m2", {"qk_norm_type": "per_head"}),
+    ("minimax_m2", {"layernorm_mlp_beta": 3.5}),
+    ("minimax_m2", {"shared_intermediate_size": 40}),
+    ("minimax_m2", {"use_routing_bias": False}),
 ]
 
 EQUAL: list[tuple[str, dict[str, Any]]] = [
@@ -167,6 +176,16 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 1}),
     ("mistral", {"use_sliding_window": False}),  # not a field of its
     ("qwen3-moe", {"n_group": 1, "routed_scaling_factor": 1.0, "scoring_func": "softmax"}),
+    (
+        "qwen2_moe",
+        {"layer_types": None, "use_sliding_window": True, "sliding_window": 13, "max_window_layers": 2},
+    ),
+    (
+        "glm4_moe",
+        {"num_nextn_predict_layers": 2, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1},
+    ),
+    ("minimax_m2", {"rope_parameters": None, "rope_theta": 5000.0, "rotary_dim": 8}),
+    ("minimax_m2", {"attn_type_list": [1, 1, 1], "use_qk_norm": True, "qk_norm_type": "per_layer"}),
 ]
 
 

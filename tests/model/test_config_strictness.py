@@ -5,8 +5,9 @@ Each is refused by the field's name, or equal to transformers.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from executor_service.backends.torch_backend.files.architecture.spec import Mode
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.driver import Driver, logits_of, pages_from
 from tests.model.foreign_fields import FOREIGN_FIELDS
-from tests.model.tiny import ALL_CONFIGS, save
+from tests.model.tiny import ALL_CONFIGS, NEWER_CONFIGS, save
 
 TOKENS = np.random.default_rng(3).integers(3, 199, 40).tolist()
 FAMILIES = list({make().model_type: name for name, make in reversed(ALL_CONFIGS.items())}.values())
+NEWER = list(NEWER_CONFIGS)
 ROPE_FIELDS: dict[str, Any] = {
     "attention_factor": 1.25,
     "beta_fast": 16,
@@ -75,13 +77,13 @@ def other_values(value: object) -> list[Any]:
 
 def own_config(family: str) -> dict[str, Any]:
     """What transformers writes for a tiny model of this family."""
-    config: dict[str, Any] = json.loads(ALL_CONFIGS[family]().to_json_string())
+    config: dict[str, Any] = json.loads((ALL_CONFIGS | NEWER_CONFIGS)[family]().to_json_string())
     return config
 
 
 def cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Kind of oddity, family, name of the one odd field, and what it changes in the config."""
-    for family in FAMILIES:
+    for family in [*FAMILIES, *NEWER]:
         for name, value in own_config(family).items():
             if name not in ("rope_parameters", "tie_word_embeddings"):  # below, and in test_tied_head.py
                 yield from ((family, family, name, {name: other}) for other in other_values(value))
@@ -111,8 +113,9 @@ class Base:
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
-    return {family: saved(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
+    """The model of a family, which is made once."""
+    return functools.cache(lambda family: saved(family, tmp_path_factory.mktemp(family)))
 
 
 def saved(family: str, path: Path) -> Base:
@@ -148,16 +151,18 @@ def test_there_are_hundreds_of_cases() -> None:
     assert sum(map(len, CASES.values())) >= 600
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in NEWER else []) for kind in CASES]
+)
 def test_one_odd_field_is_refused_by_name_or_means_what_it_does_in_transformers(
-    kind: str, bases: dict[str, Base], tmp_path: Path
+    kind: str, base: Callable[[str], Base], tmp_path: Path
 ) -> None:
     for family, name, changes in CASES[kind]:
-        base = bases[family]
-        config = json.loads((base.path / "config.json").read_text())
+        model = base(family)
+        config = json.loads((model.path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
         if not (tmp_path / "model.safetensors").exists():
-            (tmp_path / "model.safetensors").symlink_to(base.path / "model.safetensors")
+            (tmp_path / "model.safetensors").symlink_to(model.path / "model.safetensors")
         refusal = ""
         try:
             spec = spec_of(tmp_path)
@@ -166,6 +171,6 @@ def test_one_odd_field_is_refused_by_name_or_means_what_it_does_in_transformers(
         if refusal:
             assert name in refusal, changes
             continue
-        expected = logits_of_transformers(tmp_path, base.weights)
-        ours = base.logits if spec == base.spec else logits_of_ours(tmp_path)
+        expected = logits_of_transformers(tmp_path, model.weights)
+        ours = model.logits if spec == model.spec else logits_of_ours(tmp_path)
         assert np.abs(ours - expected).max() < 1e-4 * max(1, np.abs(expected).max()), changes

@@ -13,10 +13,12 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
@@ -27,6 +29,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
@@ -53,6 +56,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL_LOCAL_GLOBAL = ["sliding_attention", "sliding_attention", "full_attention"]
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**_SIZES, tie_word_embeddings=True),
@@ -112,6 +116,11 @@ NEWER_CONFIGS: dict[str, Any] = {
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
     "gpt_oss": lambda: GptOssConfig(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
     "olmoe": lambda: OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_SIZES, **_EXPERTS, num_experts=4, shared_expert_intermediate_size=48
+    ),
+    "glm4_moe": lambda: Glm4MoeConfig(**_SIZES, **_EXPERTS, n_routed_experts=4),
+    "minimax_m2": lambda: MiniMaxM2Config(**_SIZES, num_local_experts=4, num_experts_per_tok=2, head_dim=16),
     "ministral3": lambda: Ministral3Config(**_SIZES, head_dim=16),
     "gemma2": lambda: Gemma2Config(**_SIZES, head_dim=16, sliding_window=19, layer_types=_LOCAL_LOCAL_GLOBAL),
 }
@@ -142,3 +151,6 @@ def randomize(model: PreTrainedModel) -> None:
         torch.nn.init.normal_(parameter, std=0.08) if parameter.ndim > 1 else torch.nn.init.normal_(
             parameter, mean, 0.1
         )
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.1)

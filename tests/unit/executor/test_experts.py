@@ -16,7 +16,11 @@ from executor_service.backends.torch_backend.model.experts import (
     experts,
 )
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
-from executor_service.backends.torch_backend.ops.stacked_experts import route, sum_experts
+from executor_service.backends.torch_backend.ops.stacked_experts import (
+    route,
+    route_corrected,
+    sum_experts,
+)
 
 SILU = Activation.SILU
 CPU = torch.device("cpu")
@@ -48,6 +52,16 @@ def test_grouped_is_one_after_the_other(tokens: int, dtype: torch.dtype) -> None
         grouped(x, shares, chosen), each(x, shares, chosen), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
     assert grouped.bytes() == each.bytes()
+
+
+def test_a_correction_changes_who_is_chosen_and_not_the_shares() -> None:
+    logits = torch.tensor([[0.0, 2.0, -1.0, 1.0], [torch.nan] * 4])
+    correction = torch.tensor([0.9, 0.0, -0.5, 0.0])
+    shares, chosen = route_corrected(logits, correction, 2, renormalize=True, scale=2.0)
+    zero, two = torch.sigmoid(logits[0, :2])
+    torch.testing.assert_close(shares[0], 2 * torch.stack([zero, two]) / (zero + two))
+    assert chosen[0].tolist() == [0, 1]
+    assert len(set(chosen[1].tolist()) & set(range(4))) == 2  # places in memory, even of NaN
 
 
 def test_experts_that_nobody_chose_and_one_that_all_did() -> None:

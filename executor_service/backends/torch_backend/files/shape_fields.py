@@ -5,7 +5,12 @@ from __future__ import annotations
 _HEADS = ("num_attention_heads", "head_dim", "hidden_size")
 _KV_HEADS = ("num_key_value_heads", *_HEADS)  # head_dim may follow from the number of heads
 _MLP = ("intermediate_size", "hidden_size")
-_EXPERTS = ("num_experts (num_local_experts)", "mlp_only_layers", "decoder_sparse_step")
+_EXPERTS = (
+    "num_experts (num_local_experts, n_routed_experts)",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "first_k_dense_replace",
+)
 _FIELDS: dict[str, tuple[str, ...]] = {
     "embed_tokens": ("vocab_size", "hidden_size"),
     "lm_head": ("vocab_size", "hidden_size", "tie_word_embeddings"),
@@ -16,12 +21,14 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "gate_up_proj": _MLP,
     **dict.fromkeys(("q_proj", "o_proj"), _HEADS),
     **dict.fromkeys(("k_proj", "v_proj"), _KV_HEADS),
-    **dict.fromkeys(("q_norm", "k_norm"), ("head_dim",)),
+    **dict.fromkeys(("q_norm", "k_norm"), ("head_dim", "use_qk_norm")),
     "gate": ("hidden_size", *_EXPERTS),
+    "shared_expert_gate": ("hidden_size", *_EXPERTS),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),
 }
 
 
+_MLP_BIAS, _BIAS = "mlp_bias (use_bias)", "attention_bias (attention_out_bias, qkv_bias, use_bias)"
 _MLP_LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -33,8 +40,10 @@ def by_fields(name: str) -> str:
         fields = ("intermediate_size", "hidden_size", "num_local_experts")
     elif "experts" in path:
         fields = ("moe_intermediate_size", "hidden_size", *_EXPERTS)
+    elif {"shared_expert", "shared_experts"} & {*path}:
+        fields = ("shared_expert_intermediate_size (n_shared_experts)", "hidden_size", *_EXPERTS)
     if fields and "layers" in path:
         fields = ("num_hidden_layers", *fields)
     if fields and kind == "bias":
-        fields = (*fields, "mlp_bias" if layer in _MLP_LAYERS else "attention_bias")
+        fields = (*fields, _MLP_BIAS if layer in _MLP_LAYERS else _BIAS)
     return f", by {', '.join(fields)}" if fields else ""

@@ -18,6 +18,9 @@ from executor_service.backends.torch_backend.files.scaled_numbers import ScaledN
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SINKS = "self_attn.sinks"  # of a layer
+# Of experts: what is added to the sigmoids that they are chosen by, and the one that all tokens have.
+CORRECTION = "mlp.gate.e_score_correction_bias"
+SHARED_EXPERT, SHARED_GATE = "mlp.shared_expert.", "mlp.shared_expert_gate.weight"
 
 _FUSED: Mapping[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

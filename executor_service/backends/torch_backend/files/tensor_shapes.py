@@ -8,9 +8,12 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
+    CORRECTION,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SHARED_EXPERT,
+    SHARED_GATE,
     SINKS,
 )
 
@@ -55,6 +58,12 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield from _mlp_shapes(expert, hidden, spec.moe.intermediate_size, bias=spec.moe.clamped)
             if spec.moe.clamped:
                 yield layer + "mlp.gate.bias", (spec.moe.experts,)
+            if spec.moe.corrected:
+                yield layer + CORRECTION, (spec.moe.experts,)
+            if spec.moe.shared_size:
+                yield from _mlp_shapes(layer + SHARED_EXPERT, hidden, spec.moe.shared_size, bias=False)
+            if spec.moe.shared_gate:
+                yield layer + SHARED_GATE, (1, hidden)
         else:
             yield from _mlp_shapes(layer + "mlp.", hidden, spec.intermediate_size, bias=spec.mlp_bias)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
+from executor_service.backends.torch_backend.files.stored_names import CORRECTION, SHARED_EXPERT, SHARED_GATE
 from executor_service.backends.torch_backend.files.weights import Checkpoint
 from executor_service.backends.torch_backend.model.experts import GatedWeights, experts
 from executor_service.backends.torch_backend.model.norms import Norms
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, LayerChanges
+from executor_service.backends.torch_backend.ops.stacked_experts import route_corrected
+
+Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""The shares and the experts of each token, by the router's logits; see `stacked_experts.route`."""
 
 
 class Mlp:
@@ -47,10 +55,36 @@ class Mlp:
         return self.gated.bytes() + self.down.bytes()
 
 
+class SharedExpert:
+    """The expert of a mixture that all tokens have; on a rank a part of it."""
+
+    def __init__(self, kernels: Kernels, checkpoint: Checkpoint, prefix: str, moe: MoeSpec) -> None:
+        layer = prefix.removesuffix("mlp.")
+        gate, up, down = (
+            checkpoint.read_weight(f"{layer}{SHARED_EXPERT}{part}_proj.weight")
+            for part in ("gate", "up", "down")
+        )
+        self._gated = kernels.gated(gate, up, checkpoint.spec.activation)
+        self._down = kernels.linear([down])
+        self._gate: Linear | None = None
+        if moe.shared_gate:
+            self._gate = kernels.linear([checkpoint.read_weight(layer + SHARED_GATE)])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] of the same shape."""
+        out = self._down(self._gated(x))
+        return out if self._gate is None else out * torch.sigmoid(self._gate(x).float()).to(out.dtype)
+
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        gate = 0 if self._gate is None else self._gate.bytes()
+        return self._gated.bytes() + self._down.bytes() + gate
+
+
 class MixtureMlp:
     """A mixture of gated MLPs; `norm`: of its result.
 
-    A token's experts are summed in the order of their numbers.
+    A token's experts are summed in the order of their numbers, and then the one that all tokens have.
     A shard has the whole router (`gate.weight`), and a part of each expert's `gate`, `up` and `down`.
     """
 
@@ -64,9 +98,21 @@ class MixtureMlp:
         moe: MoeSpec,
         shard: Shard,
     ) -> None:
-        self.moe, self.norm, self._norms, self._shard, self._kernels = moe, norm, norms, shard, kernels
+        self.norm, self._norms, self._shard, self._kernels = norm, norms, shard, kernels
         bias = checkpoint.read(prefix + "gate.bias") if moe.clamped else None
         self.router: Linear = kernels.linear([checkpoint.read_weight(prefix + "gate.weight")], bias)
+        count, renormalize = moe.experts_per_token, moe.norm_topk_prob
+        self._route: Route = partial(kernels.route, count=count, renormalize=renormalize)
+        if moe.corrected:
+            correction = checkpoint.read(prefix + CORRECTION.removeprefix("mlp.")).float().to(kernels.device)
+            self._route = partial(
+                route_corrected,
+                correction=correction,
+                count=count,
+                renormalize=renormalize,
+                scale=moe.share_scale,
+            )
+        self.shared = SharedExpert(kernels, checkpoint, prefix, moe) if moe.shared_size else None
 
         def read(expert: int) -> GatedWeights:
             names = [f"{prefix}experts.{expert}.{part}_proj." for part in ("gate", "up", "down")]
@@ -84,13 +130,15 @@ class MixtureMlp:
 
         Both are [tokens, hidden].
         """
-        shares, chosen = self._kernels.route(
-            self.router(x), self.moe.experts_per_token, renormalize=self.moe.norm_topk_prob
-        )
+        shares, chosen = self._route(self.router(x))
+        part = self.experts(x, shares, chosen)
+        if self.shared is not None:
+            part += self.shared(x)
         # Each rank adds up its parts of the experts; then one sum over the ranks completes all of them.
-        total = self._shard.sum(self._kernels, self.experts(x, shares, chosen))
+        total = self._shard.sum(self._kernels, part)
         self._norms.add(total, self.norm, residual)
 
     def bytes(self) -> int:
         """Bytes of the weights."""
-        return self.router.bytes() + self.experts.bytes()
+        shared = 0 if self.shared is None else self.shared.bytes()
+        return self.router.bytes() + self.experts.bytes() + shared

@@ -176,7 +176,7 @@ class Model:
         s, wide = self.spec, self.kernels.dtype.itemsize
         heads, inner = s.heads * s.head_dim, s.intermediate_size
         if s.moe is not None:
-            inner = max(inner, s.moe.experts_per_token * s.moe.intermediate_size)
+            inner = max(inner, s.moe.experts_per_token * s.moe.intermediate_size + s.moe.shared_size)
         attention = 2 * heads + 2 * s.kv_heads * s.head_dim  # queries, keys and values, and what is attended
         layer = 2 * s.hidden_size + max(attention, 3 * inner)  # beside the residual and its norm
         logits = 2 * 4 * s.vocab_size  # fp32, and a copy that is sampled

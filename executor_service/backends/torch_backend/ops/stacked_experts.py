@@ -62,3 +62,18 @@ def route(logits: torch.Tensor, count: int, *, renormalize: bool) -> tuple[torch
         shares = shares / shares.sum(-1, keepdim=True)
     chosen, order = chosen.sort(-1)
     return shares.gather(-1, order), chosen
+
+
+def route_corrected(
+    logits: torch.Tensor, correction: torch.Tensor, count: int, *, renormalize: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route`, by a sigmoid: experts are chosen by it and a correction, fp32 [experts], and shares are it.
+
+    Shares are multiplied by `scale` in the end. Source: DeepSeek-V3 (2024), without groups of experts.
+    """
+    sigmoids = torch.sigmoid(logits.float())
+    chosen = (sigmoids + correction).topk(count).indices.sort(-1).values
+    shares = sigmoids.gather(-1, chosen)
+    if renormalize:
+        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+    return shares * scale, chosen

@@ -15,7 +15,7 @@ import torch
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight
-from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD, SINKS
+from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, HEAD, SHARED_EXPERT, SINKS
 from executor_service.backends.torch_backend.files.tensor_shapes import Part
 from executor_service.backends.torch_backend.files.weights import Checkpoint
 
@@ -39,6 +39,7 @@ class Cut:
             self._divides(s.intermediate_size, "MLP neurons")
         if s.moe is not None:
             self._divides(s.moe.intermediate_size, "neurons of an expert")
+            self._divides(s.moe.shared_size, "neurons of the shared expert")
         if s.vocab_size < n:
             raise ModelError(
                 f"--tensor-parallel {n}: more ranks than the {s.vocab_size} ids of the vocabulary"
@@ -53,7 +54,11 @@ class Cut:
     def local(self) -> ModelSpec:
         """The spec of the share, which is a narrower model."""
         s = self.spec
-        moe = s.moe and replace(s.moe, intermediate_size=max(s.moe.intermediate_size // self.ranks, 1))
+        moe = s.moe and replace(
+            s.moe,
+            intermediate_size=max(s.moe.intermediate_size // self.ranks, 1),
+            shared_size=s.moe.shared_size // self.ranks,
+        )
         ids = self.vocabulary
         return replace(
             s,
@@ -87,6 +92,8 @@ class Cut:
 
     def _neurons(self, name: str) -> int:
         moe = self.spec.moe
+        if moe and SHARED_EXPERT in name:
+            return moe.shared_size
         return moe.intermediate_size if moe and ".experts." in name else self.spec.intermediate_size
 
     def _share(self, count: int, size: int = 1) -> slice:

@@ -15,7 +15,7 @@ from executor_service.backends.torch_backend.files.architecture.config_fields im
 from executor_service.backends.torch_backend.files.architecture.config_windows import window_from_config
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import WRAPPERS, text_part
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
-from executor_service.backends.torch_backend.files.architecture.family import Family
+from executor_service.backends.torch_backend.files.architecture.family import Family, MixtureRule
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import (
     rope_from_config,
     ropes_from_config,
@@ -63,15 +63,22 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     def size(key: str) -> int:
         return f.size(key, defaults.get(key))
 
-    f.only("qkv_bias", (family.biases.qkv == ("", True),))
+    for key, accepted in family.expected.items():
+        f.only(key, accepted)
+    if family.biases.qkv[0] != "qkv_bias":
+        f.only("qkv_bias", (family.biases.qkv == ("", True),))
+    qk_norm = family.qk_norm
+    if family.qk_norm_flagged and not f.flag("use_qk_norm", default=False):
+        qk_norm = QkNorm.NONE
     for key in ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"):
-        f.only(key, (family.qk_norm is not QkNorm.NONE,))
+        f.only(key, (qk_norm is not QkNorm.NONE,))
 
     def bias(rule: tuple[str, bool]) -> bool:
         field, default = rule
         return f.flag(field, default=default) if field else default
 
     layers = f.size("num_hidden_layers", defaults["num_hidden_layers"], MAX_LAYERS)
+    f.only("attn_type_list", ([1] * layers,))  # of MiniMax: attention with pages in each layer
     positions = size("max_position_embeddings")
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab_size = size("vocab_size")
@@ -101,7 +108,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         heads=heads,
         kv_heads=f.size("num_key_value_heads", kv_heads),
         head_dim=head_dim,
-        intermediate_size=size("intermediate_size"),
+        intermediate_size=size(family.inner_field),
         context_length=context,
         norm_eps=f.number("rms_norm_eps", family.norm_eps) / scales.residual**2,
         norms=family.norms,
@@ -113,7 +120,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         rotary_dim=rotary_dim,
         qkv_bias=bias(family.biases.qkv),
         output_bias=bias(family.biases.output),
-        qk_norm=family.qk_norm,
+        qk_norm=qk_norm,
         tied_embeddings=f.flag("tie_word_embeddings", default=family.tied),
         window=window,
         moe=moe,
@@ -187,24 +194,41 @@ def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
             f.only(key, (0,))
         return None
     # transformers renamed num_experts to num_local_experts in version 5
-    names = [name for name in ("num_local_experts", "num_experts") if f.get(name, None) is not None]
+    names = [name for name in rule.counts if f.get(name, None) is not None]
     if len({f.size(name, max_size=MAX_EXPERTS) for name in names}) > 1:
         raise f.fault(f"num_experts {f.values['num_experts']} is not num_local_experts")
-    step, dense, normed = 1, frozenset[int](), True
+    step, dense, scale = 1, frozenset[int](), 1.0
     if rule.chosen:
         step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
-    if rule.scaled:
-        normed = f.flag("norm_topk_prob", default=False)
+    if rule.dense_first is not None:
+        dense = frozenset(range(min(f.count("first_k_dense_replace", rule.dense_first), layers)))
+    normed = rule.scaled is None or f.flag("norm_topk_prob", default=rule.scaled)
+    if rule.corrected:
+        scale = f.number("routed_scaling_factor", 1.0)
+        f.only("scoring_func", ("sigmoid",))
+        f.only("use_routing_bias", (True,))
+    inner = f.size(rule.size_field, family.sizes.get(rule.size_field))
     if rule.clamped:
         f.only("hidden_act", _ACTIVATIONS[Activation.SILU])
         f.only("swiglu_alpha", (SLOPE,))
         f.only("swiglu_limit", (CLAMP,))
         f.only("experts_per_token", (f.get("num_experts_per_tok", rule.experts_per_token),))
     return MoeSpec(
-        experts=f.size(names[0] if names else "num_experts", rule.experts, MAX_EXPERTS),
+        experts=f.size(names[0] if names else rule.counts[-1], rule.experts, MAX_EXPERTS),
         experts_per_token=f.size("num_experts_per_tok", rule.experts_per_token, MAX_EXPERTS),
-        intermediate_size=f.size(rule.size_field, family.sizes.get(rule.size_field)),
+        intermediate_size=inner,
         norm_topk_prob=normed,
         sparse_layers=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
         clamped=rule.clamped,
+        corrected=rule.corrected,
+        share_scale=scale,
+        shared_size=_shared_size(f, family, rule, inner),
+        shared_gate=bool(rule.shared_size),
     )
+
+
+def _shared_size(f: Fields, family: Family, rule: MixtureRule, inner: int) -> int:
+    """Neurons of the expert that all tokens have; inner: of another one."""
+    if rule.shared_size:
+        return f.size(rule.shared_size, family.sizes[rule.shared_size])
+    return inner * f.size(rule.shared_count, family.sizes[rule.shared_count]) if rule.shared_count else 0

@@ -23,6 +23,7 @@ class WindowRule:
     flagged: bool = False  # there is none without `use_sliding_window`
     listed: bool = False  # `layer_types` names the layers; the fields below matter only without it
     first: int | None = None  # default of `max_window_layers`, the first layer; None: not read, layer 0
+    last: int | None = None  # default of `max_window_layers`, the number of layers that may have a window
     period: int | None = None  # default of `sliding_window_pattern`: one layer of each `period` sees all
     rope_theta: float | None = None  # default of `rope_local_base_freq`; None: the rope of other layers
     only_rotated: bool = False  # beside layers with a window, those without one are not rotated
@@ -65,6 +66,8 @@ def window_from_config(
 def _size(f: Fields, rule: WindowRule) -> int | None:
     used = f.flag("use_sliding_window", default=False) if rule.flagged else True
     size = f.values.get("sliding_window", rule.size)
+    if used and rule.flagged and size == 0:  # what transformers writes for a window that is not in use
+        raise f.fault("sliding_window is 0, but use_sliding_window is set")
     return f.size("sliding_window", size) if used and size is not None else None
 
 
@@ -74,6 +77,8 @@ def _layers(f: Fields, rule: WindowRule, layers: int) -> list[int]:
         raise f.fault(f"max_window_layers is {shown(first)}, expected a number of layers")
     if rule.period is None:
         return [*range(first, layers)]
+    if rule.last is not None:
+        layers = min(layers, f.count("max_window_layers", rule.last))
     period = f.size("sliding_window_pattern", rule.period)
     return [i for i in range(first, layers) if (i + 1) % period]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.config_windows import WindowRule
@@ -20,9 +21,24 @@ class MixtureRule:
     experts: int  # defaults
     experts_per_token: int
     size_field: str  # of the size of an expert
+    counts: tuple[str, ...] = ("num_local_experts", "num_experts")  # fields with the number of experts
     chosen: bool = False  # it says which layers are mixtures
-    scaled: bool = False  # it says whether shares are scaled to a sum of 1; else they are
+    dense_first: int | None = None  # default of `first_k_dense_replace`; None: it is not read
+    scaled: bool | None = None  # default of `norm_topk_prob`; None: it is not read, and shares are scaled
     clamped: bool = False  # as `MoeSpec.clamped`
+    corrected: bool = False  # as `MoeSpec.corrected`; `routed_scaling_factor` scales the shares
+    shared_size: str = ""  # field of the neurons of an expert that all tokens have, which has a gate
+    shared_count: str = ""  # field of the number of experts that all tokens have, which are one without gate
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """The fields of config.json that other mixtures may not have."""
+        own = {self.shared_size, self.shared_count, *self.counts}
+        if self.dense_first is not None:
+            own.add("first_k_dense_replace")
+        if self.corrected:
+            own |= {"routed_scaling_factor", "scoring_func", "use_routing_bias"}
+        return frozenset(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,8 @@ class Family:
     sizes: Mapping[str, int]  # config.json's fields and their defaults in transformers 5
     gguf: str  # `general.architecture` of GGUF files; "": they are refused
     fields: frozenset[str] = frozenset()  # that it has beside those of all, some in `config_fields.NEUTRAL`
+    expected: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # and those with the only values
+    inner_field: str = "intermediate_size"  # of a dense MLP
     window: WindowRule | None = None
     biases: BiasRule = _BIASES
     unrotated_every: int = 0  # default of `no_rope_layer_interval`; 0: it has no such layers
@@ -53,6 +71,7 @@ class Family:
     norm_offset: float = 0.0  # of safetensors files; GGUF files have it in the weights
     activation: tuple[str, Activation] = ("hidden_act", Activation.SILU)  # config.json's field
     qk_norm: QkNorm = QkNorm.NONE
+    qk_norm_flagged: bool = False  # there is none without `use_qk_norm`
     tied: bool = False  # default of `tie_word_embeddings`
     scaled_embedding: bool = False  # by the square root of the hidden size
     multipliers: bool = False  # of embeddings, of what layers add to them, of scores and logits (Granite)
@@ -70,13 +89,15 @@ class Family:
     @property
     def own_fields(self) -> frozenset[str]:
         """The fields of config.json that other families may not have."""
-        own = {field for field, _ in (self.biases.qkv, self.biases.output, self.biases.mlp)}
+        own = {key for key, _ in (self.biases.qkv, self.biases.output, self.biases.mlp)}
         if self.multipliers:
             own |= {f"{what}_multiplier" for what in ("embedding", "residual", "attention")} | {
                 "logits_scaling"
             }
         if self.caps is not None:
             own |= {"attn_logit_softcapping", "final_logit_softcapping"}
+        if self.mixture is not None:
+            own |= self.mixture.own_fields
         if self.unrotated_every:
             own |= {"no_rope_layers", "no_rope_layer_interval"}
-        return self.fields | own
+        return self.fields | own | frozenset(self.expected)

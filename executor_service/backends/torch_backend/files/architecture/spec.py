@@ -66,6 +66,7 @@ class MoeSpec:
     """A mixture of experts: softmax over all of them, then the `experts_per_token` likeliest.
 
     `clamped` (gpt-oss): the router and the experts have biases, and `Activation.CLAMPED`.
+    `corrected` (GLM-4-MoE): shares are sigmoids, and experts are chosen by their sum with a correction.
     """
 
     experts: int
@@ -74,6 +75,10 @@ class MoeSpec:
     norm_topk_prob: bool  # the weights of a token's experts are scaled to a sum of 1
     sparse_layers: frozenset[int]  # the layers with experts; others have a dense MLP
     clamped: bool = False
+    corrected: bool = False
+    share_scale: float = 1.0  # of all shares, after they were scaled to a sum of 1
+    shared_size: int = 0  # neurons of an expert that all tokens have; 0: there is none
+    shared_gate: bool = False  # its result is multiplied by a sigmoid of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ def rotary_dim_from_config(f: Fields, head_dim: int, rule: RopeRule) -> int:
     """How many elements of a head are rotated. Raises ModelError."""
     given, key = _parameters(f)
     default = 1.0 if rule.partial is None else rule.partial
+    if rule.partial is not None and f.get("rotary_dim", []) != []:  # in files of MiniMax-M2
+        default = f.size("rotary_dim", max_size=head_dim) / head_dim
     outside, inside = f.number("partial_rotary_factor", default), Fields(given, f"{f.where}: {key}")
     share = inside.number("partial_rotary_factor", outside)
     if share > 1 or (share < 1 and rule.partial is None):
