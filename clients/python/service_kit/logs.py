@@ -13,7 +13,10 @@ from typing import Literal
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_OURS = ("paceline", "paceline_openai", "service_kit", "executor_service", "scheduler_service")
+_OURS = (
+    "paceline", "paceline_fleet", "paceline_openai", "paceline_router", "service_kit", "executor_service",
+    "scheduler_service",
+)  # fmt: skip
 
 
 class Log:
