@@ -155,7 +155,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             client.complete("Hello", max_tokens=1, request_id="ID")  # the id that pages give for one's own
         with fake_hub() as hub:
             hub.files = HUB
-            yield Reader(directory, serve.address, plain, telling, hub)
+            found = Reader(directory, serve.address, plain, telling, hub)
+            steps = "paceline", "steps", "--last", "60", "--seconds", "1", "-o", "FILE"  # for who reads it
+            assert found.start(steps, directory / "steps.log").wait(_TIMEOUT_S) == 0
+            yield found
     finally:
         alone.terminate()
         scripted.terminate()
