@@ -172,8 +172,6 @@ def test_a_model_on_demand_is_loaded_by_the_first_requests_of_plain_stubs_which_
     models = file_of_models(tmp_path, **{"team/b": "on-demand: true"})
     with serving(tmp_path, str(models)) as serve, open_channel(serve.address, Link.PUBLIC) as channel:
         stub = SchedulerServiceStub(channel)
-        first = pb.GenerateRequest(text="x", model="c:1", stop=pb.StopConditions(max_tokens=2))
-        stub.GenerateUnary(pb.GenerateUnaryRequest(request=first))  # waits until the model is loaded
         assert states(stub) == {
             "a": pb.SCHEDULER_STATE_SERVING,
             "team/b": pb.SCHEDULER_STATE_UNSPECIFIED,

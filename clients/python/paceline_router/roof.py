@@ -23,7 +23,7 @@ Wish = Literal["load", "unload"]
 class Roof:
     """Follows the models over the Unix socket of the process that keeps them running.
 
-    `told` is awaited after each line.
+    `told` is awaited after each line, and then the process learns how many lines were read.
     """
 
     def __init__(self, socket: Path, told: Callable[[RoofModels], Awaitable[None]]) -> None:
@@ -37,10 +37,12 @@ class Roof:
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(self._socket, limit=MAX_LINE_BYTES)
+                lines = 0
                 while line := await reader.readline():
-                    self.models = RoofModels.of(line)
+                    self.models, lines = RoofModels.of(line), lines + 1
                     self._changed()
                     await self._told(self.models)
+                    self._say({"read": lines})
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("the models can't be followed", detail=str(error))
             finally:
@@ -51,8 +53,7 @@ class Roof:
 
     def wish(self, wish: Wish, name: str) -> None:
         """Ask for a model to be loaded, or put away; what becomes of it is told."""
-        if self._writer is not None:
-            self._writer.write(json.dumps({"wish": wish, "model": name}).encode() + b"\n")
+        self._say({"wish": wish, "model": name})
 
     async def changed(self) -> None:
         """Wait until something was told."""
@@ -67,6 +68,10 @@ class Roof:
             asked = asked or model.state is RoofState.LOADING
             await self.changed()
         return model
+
+    def _say(self, message: dict[str, object]) -> None:
+        if self._writer is not None:
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
     def _changed(self) -> None:
         self._change.set()

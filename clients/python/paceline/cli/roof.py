@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,16 @@ from paceline_router.models import RoofModel, RoofModels, RoofState
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
-from paceline.cli.stack import ChildFiles, Loading, Stack, StackConfig, run_all, start_gateway, starting
+from paceline.cli.stack import (
+    ChildFiles,
+    Loading,
+    Stack,
+    StackConfig,
+    run_all,
+    start_gateway,
+    starting,
+    while_running,
+)
 from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_socket
@@ -56,6 +65,8 @@ class ModelRoof:
             for name, one in self._launches.items()
         }
         self._change = asyncio.Event()  # replaced at each change
+        self._version, self._known_version = 1, 0  # of the models: here, and as the router has read them
+        self._known = asyncio.Event()  # replaced whenever the router has read
         self._stacks: dict[str, Stack] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -98,6 +109,11 @@ class ModelRoof:
         while any(one.state is RoofState.LOADING for one in self._models.values()):
             await self._change.wait()
 
+    async def known(self) -> None:
+        """Wait until the router knows the models as they are now."""
+        while self._known_version < self._version:
+            await self._known.wait()
+
     async def supervise(self) -> None:
         """Keep the router and the gateway running until cancelled. Raises ChildFailed to give up."""
         await run_all(child.keep_running() for child in (self.router, *self.gateways))
@@ -128,10 +144,12 @@ class ModelRoof:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell a router the models, and every change; do what it wishes."""
-        wishing = asyncio.create_task(self._take_wishes(reader))
+        versions: list[int] = []  # of the lines that were told
+        wishing = asyncio.create_task(self._take_wishes(reader, versions))
         try:
             while not wishing.done():
                 change = asyncio.create_task(self._change.wait())
+                versions.append(self._version)
                 writer.write(self.models.line())
                 await writer.drain()
                 await asyncio.wait({change, wishing}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,10 +160,15 @@ class ModelRoof:
             wishing.cancel()
             writer.close()
 
-    async def _take_wishes(self, reader: asyncio.StreamReader) -> None:
+    async def _take_wishes(self, reader: asyncio.StreamReader, versions: Sequence[int]) -> None:
         wishes: set[asyncio.Task[None]] = set()
         while line := await reader.readline():
             wish = json.loads(line)
+            if "read" in wish:  # so many lines
+                self._known_version = versions[wish["read"] - 1]
+                self._known.set()
+                self._known = asyncio.Event()
+                continue
             if wish["model"] not in self._models:
                 continue
             if wish["wish"] == "load":
@@ -172,6 +195,7 @@ class ModelRoof:
 
     def _tell(self, name: str, state: RoofState, socket: str = "", detail: str = "") -> None:
         self._models[name] = replace(self._models[name], state=state, socket=socket, detail=detail)
+        self._version += 1
         self._change.set()
         self._change = asyncio.Event()
 
@@ -199,6 +223,7 @@ async def roofing(config: RoofConfig, say: Say, loading: Loading) -> AsyncIterat
             for name in kept:
                 roof.load(name)
             await roof.settled()
+            await while_running(roof.known(), roof.router)
             failed = [one for one in roof.models if one.state is RoofState.FAILED]
             if failed and len(failed) == len(kept):
                 raise ChildFailed(f"no model could be started; {failed[0].name}: {failed[0].detail}")

@@ -204,8 +204,8 @@ async def starting(config: StackConfig, say: Say, loading: Loading) -> AsyncIter
             await run_all(starts)
             for name in ("executor", *(["draft"] if draft else [])):
                 loaded = _loaded(_socket(name, scratch), stack.executor_security, loading)
-                await _while_running(loaded, *stack.children)
-            await _while_running(_serving(stack), *stack.children)
+                await while_running(loaded, *stack.children)
+            await while_running(_serving(stack), *stack.children)
             if config.gateway is not None:
                 sockets, children = [stack.socket], stack.children
                 await start_gateway(config.gateway, sockets, stack.gateways, scratch, say, children)
@@ -279,7 +279,7 @@ async def start_gateway(
         await child.start(port)
         port = child.port
         serving = _gateway_serving(directory / f"{child.name}.socket")
-        await _while_running(serving, *gateways, *others)
+        await while_running(serving, *gateways, *others)
 
 
 async def _gateway_serving(socket: Path) -> None:
@@ -305,7 +305,7 @@ async def run_all(tasks: Iterable[Coroutine[object, object, None]]) -> None:
         raise failed.exceptions[0] from None
 
 
-async def _while_running(wait: Coroutine[object, object, None], *children: Child) -> None:
+async def while_running(wait: Coroutine[object, object, None], *children: Child) -> None:
     """Await `wait`. Raises ChildFailed if a child ends first."""
     waiting = asyncio.ensure_future(wait)
     exits = [asyncio.ensure_future(child.until_exit()) for child in children]
