@@ -1,4 +1,4 @@
-"""The interface between the engine and a backend: `ForwardRow`s in, `RowOutput`s out.
+"""The interface between the engine and a backend: `ForwardRows` in, `ForwardOutputs` out.
 
 The engine owns sequences and pages and calls a backend from one thread only. A backend owns the
 weights and the KV storage and keeps no state per sequence: a row carries all that its computation needs.
@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
+from executor_service.backends.forward_rows import HIDDEN_UNIT as HIDDEN_UNIT
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
+from executor_service.backends.forward_rows import ForwardRow as ForwardRow
+from executor_service.backends.forward_rows import PromptOutputs as PromptOutputs
+from executor_service.backends.forward_rows import RowOutput as RowOutput
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.masks import Masks
 from executor_service.contract.model_error import ModelError as ModelError
-from executor_service.contract.plan import (
-    NO_TOKENS,
-    OutputMode,
-    Refusal,
-    Sampling,
-    TokenIds,
-    TokenScores,
-)
+from executor_service.contract.plan import TokenIds
 from executor_service.files.model_card import NO_CARD, ModelCard
 
 _DEFAULT_PAGES = 4096
@@ -97,96 +95,6 @@ class TokenizerBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptOutputs:
-    """What a row returns beside its output positions; few rows have any of it.
-
-    targets[i] is the token at position `first` + i of the sequence: the row returns how likely it is by the
-    raw logits of position first + i - 1, which is one of the row's, and as many alternatives as
-    `sampling.logprobs` says.
-    """
-
-    first: int = 0
-    targets: TokenIds = field(default_factory=lambda: NO_TOKENS)
-    last: bool = False  # return the last token's hidden state
-    total: bool = False  # return the sum of all tokens' hidden states
-
-
-HIDDEN_UNIT = 2.0**-30
-"""Hidden states are rounded to multiples of this before they are summed.
-
-Sums of such numbers are exact in fp64 (up to 2^23 in all), so that a sum does not depend on its order, nor
-on how a prompt is cut into rows.
-"""
-
-
-# Read-only, but not frozen: a frozen one takes 1.4 µs longer to make, 0.4 ms in a step of 256 rows.
-@dataclass(slots=True)
-class ForwardRow:
-    """One sequence's part of a forward: q input tokens at positions start .. start + q - 1.
-
-    KV of token i goes to page `block_table[(start + i) // page_size]`, slot
-    `(start + i) % page_size`; KV of the positions before `start` is read from the same table. The last
-    `outputs` positions (0 to q) give outputs, in the form that `output` names. The output of position p is
-    the token at index p + 1 of the sequence: its noise is keyed by (seed, p + 1, id), and its penalties
-    count history[: p + 1]. A row with OutputMode.HIDDEN has none: its `prompt` says what it returns.
-
-    A row that samples at several positions verifies drafts: its last `outputs` - 1 tokens. Accepted is the
-    longest prefix of them that equals the tokens sampled in their places.
-
-    With `follows` >= 0 the host does not know the row's first input token yet: it is the last one that row
-    `follows` of the previous launch emits, the token after the drafts that it accepts. Where that row has
-    drafts, `start` is not known either, but as if all were accepted: it is up to `slack` tokens lower. So are
-    then all positions of the row, whose KV lies where these say. Of `history` all that the previous launch
-    feeds or samples is a placeholder; penalties count what is there all the same.
-
-    With `masks`, which only rows have that sample, each output is a token that its mask allows; every mask
-    allows at least one. A row that is `masked_later` follows another, and gets its masks from
-    `PendingForward.constrain`, when that row's tokens are known.
-
-    Rows of different adapters and of none are in one forward, and none of them depends on the others. A slot
-    holds what `AdapterBackend.load_adapter` brought there last.
-    """
-
-    start: int  # with `slack` an upper bound
-    tokens: TokenIds  # [q], q >= 1
-    history: TokenIds  # [start + q]: the sequence, ending with `tokens`
-    prompt_length: int  # history[prompt_length:] is output
-    block_table: NDArray[np.int32]  # page numbers for at least start + q tokens
-    outputs: int
-    output: OutputMode
-    sampling: Sampling
-    top_k: int = 0  # for OutputMode.TOP_K
-    salt: bytes = b""
-    follows: int = -1
-    masks: Masks | None = None  # [outputs, bytes]
-    masked_later: bool = False
-    slot: int = -1  # of the adapter that changes the model for this row; -1: none
-    prompt: PromptOutputs | None = None
-    slack: int = 0  # drafts of the row that it follows
-
-
-@dataclass(slots=True)
-class RowOutput:
-    """One row's outputs, in the order of its positions.
-
-    `finite` is False when any of the row's output logits (before masks and bias), or of what its `prompt`
-    asks for, was NaN or infinite, or when the row has no output, which `refusal` explains; the other fields
-    are then unset. Logprobs are log-softmax of the raw logits.
-    """
-
-    tokens: TokenIds | None = None  # SAMPLE: [outputs]
-    logprobs: NDArray[np.float32] | None = None  # SAMPLE with sampling.logprobs: [outputs]
-    top_ids: NDArray[np.int32] | None = None  # TOP_K, or SAMPLE with logprobs >= 1: [outputs, k]
-    top_logprobs: NDArray[np.float32] | None = None  # the same shape
-    logits: NDArray[np.float32] | None = None  # FULL: [outputs, vocabulary]
-    finite: bool = True
-    scores: TokenScores | None = None  # of prompt.targets, if there are any
-    hidden: NDArray[np.float32] | None = None  # prompt.last: [hidden]
-    hidden_sum: NDArray[np.float64] | None = None  # prompt.total: [hidden], in multiples of HIDDEN_UNIT
-    refusal: Refusal | None = None  # with `finite` False; None: the logits were NaN or infinite
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardOutput:
     """The Forward RPC's result for one input, fp32; fields that were not asked for are None."""
 
@@ -209,7 +117,7 @@ class PendingForward(Protocol):
         `wait` and `outputs`.
         """
 
-    def outputs(self) -> Sequence[RowOutput]:
+    def outputs(self) -> ForwardOutputs:
         """Block until computed; one result per row, in the rows' order. Called once, in launch order."""
 
 
@@ -217,7 +125,7 @@ class PendingForward(Protocol):
 class ComputedForward:
     """A `PendingForward` whose results are already there."""
 
-    results: list[RowOutput]
+    results: ForwardOutputs
 
     def wait(self) -> None:
         """Return at once."""
@@ -226,7 +134,7 @@ class ComputedForward:
         """Raise RuntimeError: what is computed has had its masks."""
         raise RuntimeError("masks came after the tokens")
 
-    def outputs(self) -> list[RowOutput]:
+    def outputs(self) -> ForwardOutputs:
         return self.results
 
 
@@ -267,7 +175,7 @@ class Backend(Protocol):
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Prepare for fast steps of up to `rows` and `tokens` (CUDA graphs); called after `allocate`."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         """Start one forward over all rows, ordered after all earlier launches and page copies.
 
         Rows and their arrays are read before this returns: the caller may then change the arrays.
@@ -351,8 +259,8 @@ class Synchronous(Backend, ABC):
     def live_bytes(self) -> dict[str, int]:
         return {}
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
-        return ComputedForward(self.forward(rows))
+    def launch(self, rows: ForwardRows) -> PendingForward:
+        return ComputedForward(ForwardOutputs.of(self.forward(rows), rows.decodes))
 
     @abstractmethod
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from executor_service.contract.grammar import Grammar
 from executor_service.contract.masks import Masks
+from executor_service.contract.step_table import StepTable
 
 T = TypeVar("T")
 
@@ -196,6 +197,28 @@ class Fork:
 Op = Release | Truncate | Fork
 
 
+class PlannedRows(StepTable["Row | Refusal"]):
+    """The rows of a step that continue sequences. A refusal has zeros in the columns."""
+
+    __slots__ = ("cache_ids", "kv_lengths")
+
+    def __init__(
+        self, cache_ids: list[int], kv_lengths: list[int], others: dict[int, Row | Refusal] | None = None
+    ) -> None:
+        """`others`: the rows that do not only decode."""
+        super().__init__(others or {})
+        self.cache_ids, self.kv_lengths = cache_ids, kv_lengths
+
+    def __len__(self) -> int:
+        return len(self.cache_ids)
+
+    def _row_of_columns(self, index: int) -> Row:
+        return Row(self.cache_ids[index], self.kv_lengths[index], NO_TOKENS, NO_TOKENS)
+
+
+NO_ROWS = PlannedRows([], [])
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: ops in order, then all rows side by side; rows before openings."""
@@ -205,7 +228,7 @@ class StepPlan:
     epoch: int = 0  # 0: any
     digest: bytes = b""  # of the request's content; tells a replay from a reused step_id
     ops: tuple[Op | Refusal, ...] = ()
-    rows: Sequence[Row | Refusal] = ()
+    rows: PlannedRows = NO_ROWS
     openings: tuple[Opening | Refusal, ...] = ()
 
 
@@ -291,6 +314,29 @@ class RowResult:
     hidden: NDArray[np.float32] | None = None  # [hidden], with OutputMode.HIDDEN
 
 
+class RowResults(StepTable[RowResult]):
+    """One result for each row of a step. Those of rows that only decode have no objects of their own."""
+
+    __slots__ = ("kv_lengths", "tokens")
+
+    def __init__(self, rows: int) -> None:
+        """All results are empty."""
+        super().__init__({})
+        self.kv_lengths = [0] * rows
+        self.tokens: list[Sequence[int]] = [()] * rows
+
+    def __len__(self) -> int:
+        return len(self.kv_lengths)
+
+    def _row_of_columns(self, index: int) -> RowResult:
+        return RowResult(self.kv_lengths[index], 0, list(self.tokens[index]))
+
+    def __setitem__(self, index: int, result: RowResult) -> None:
+        """Set a result that has more than a length and tokens."""
+        self.kv_lengths[index], self.tokens[index] = result.kv_length, result.tokens
+        self.others[index] = result
+
+
 @dataclass(frozen=True, slots=True)
 class CacheView:
     """The state of one cache, for GetCaches."""
@@ -316,7 +362,7 @@ class StepResult:
     """The result of a step; `rows` has the results of the rows, then those of the openings."""
 
     ops: list[OpResult]
-    rows: Sequence[RowResult]
+    rows: RowResults
     free_pages: int
     evictable_pages: int
     queue_us: int = 0  # from its arrival until it had the device

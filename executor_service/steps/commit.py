@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from executor_service.backends.acceptance import accepted_drafts
-from executor_service.backends.base import RowOutput
-from executor_service.backends.forward_rows import drawn_by, other_outputs
+from executor_service.backends.forward_rows import ForwardOutputs, RowOutput
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.contract.plan import OutputMode, Reason, Refusal, RowResult, TokenScores
@@ -50,7 +47,7 @@ class StepCommit:
             self._decode_rows,
         )
 
-    def take(self, outputs: Sequence[RowOutput]) -> None:
+    def take(self, outputs: ForwardOutputs) -> None:
         """Commit or undo every accepted row; `rows.results` is complete afterwards."""
         rows, mispredicted, decodes = self._rows.accepted, self._rows.mispredicted, len(self._rows.decodes)
         checked(outputs, decodes + len(rows))
@@ -60,14 +57,14 @@ class StepCommit:
             self._pages.count_hit(row.known, row.hit)
         if decodes:
             self._absorb_decodes(outputs)
-        for row, output in zip(rows, other_outputs(outputs, decodes), strict=True):
+        for row, output in zip(rows, outputs.others.values(), strict=True):
             if not mispredicted or row.sequence not in mispredicted:
                 self._absorb(row, output)
 
-    def _absorb_decodes(self, outputs: Sequence[RowOutput]) -> None:
+    def _absorb_decodes(self, outputs: ForwardOutputs) -> None:
         """Commit the rows that only decode; undo those whose output is not finite."""
         decodes, results, page_size = self._rows.decodes, self._rows.results, self._pages.page_size
-        tokens, not_finite = drawn_by(outputs, len(decodes))
+        tokens, not_finite = outputs.tokens, outputs.not_finite
         mispredicted = self._rows.mispredicted
         done = 0
         columns = zip(decodes.indices, decodes.sequences, decodes.starts, tokens, strict=True)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from executor_service.contract.plan import OpResult, Reason
-from executor_service.contract.row_results import RowResults
+from executor_service.contract.plan import OpResult, Reason, RowResults
 
 
 class StepTally(NamedTuple):

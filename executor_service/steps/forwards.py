@@ -12,7 +12,7 @@ from executor_service.backends.base import (
     PromptOutputs,
     RowOutput,
 )
-from executor_service.backends.forward_rows import ForwardRows
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
 from executor_service.contract.plan import NO_TOKENS, Abandoned, Forwards, OutputMode
 from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import masks_behind
@@ -24,10 +24,8 @@ _HIDDEN = OutputMode.HIDDEN
 
 def launch(backend: Backend, rows: StepRows) -> PendingForward:
     """Launch one forward of all rows."""
-    others = [_forward_row(row, row.fed) for row in rows.accepted]
-    if rows.decodes:
-        return backend.launch(ForwardRows(rows.decodes, others))
-    return backend.launch(others) if others else ComputedForward([])
+    table = ForwardRows((_forward_row(row, row.fed) for row in rows.accepted), rows.decodes)
+    return backend.launch(table) if table else ComputedForward(ForwardOutputs.of(()))
 
 
 def compute(
@@ -58,7 +56,7 @@ def compute(
                 outputs[row] = output
         # Rows of several steps come first, so that they share forwards with the pieces of the others.
         left = [*continuing, *(row for row in left if row not in outputs and row not in continuing)]
-    return ComputedForward([outputs[row] for row in rows])
+    return ComputedForward(ForwardOutputs.of([outputs[row] for row in rows]))
 
 
 def checked(outputs: Sequence[RowOutput], rows: int) -> Sequence[RowOutput]:

@@ -20,8 +20,17 @@ import numpy as np
 
 from executor_service.cache.kv_cache import prefix_root
 from executor_service.cache.session import ClientSession
-from executor_service.contract.plan import Fork, Op, Opening, OutputMode, Refusal, Release, Row, StepPlan
-from executor_service.contract.planned_rows import PlannedRows
+from executor_service.contract.plan import (
+    Fork,
+    Op,
+    Opening,
+    OutputMode,
+    PlannedRows,
+    Refusal,
+    Release,
+    Row,
+    StepPlan,
+)
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.step_rows import StepRows
 
@@ -35,7 +44,7 @@ def must_wait(plan: StepPlan, session: ClientSession, ahead: StepRows, page_size
         return True
     return (
         any(_op_waits(op, session, ahead, page_size) for op in plan.ops)
-        or _some_row_waits(PlannedRows.of(plan.rows), session, ahead)
+        or _some_row_waits(plan.rows, session, ahead)
         or _hits_wait(plan.openings, ahead, page_size)
     )
 

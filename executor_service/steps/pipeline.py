@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 
-from executor_service.backends.base import Backend, ComputedForward, PendingForward, RowOutput
+from executor_service.backends.base import Backend, ComputedForward, PendingForward
+from executor_service.backends.forward_rows import ForwardOutputs
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
@@ -224,7 +224,7 @@ class Pipeline:
         ahead = self._in_flight[-1].rows if self._in_flight else None
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
-    def _commit(self, step: StepInFlight, outputs: Sequence[RowOutput]) -> StepCommit:
+    def _commit(self, step: StepInFlight, outputs: ForwardOutputs) -> StepCommit:
         """Commit a step's rows. Rows after them get their masks, or are refused where mispredicted."""
         pages = self._store.pages
         free, cached = pages.free, pages.cached

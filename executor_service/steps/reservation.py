@@ -19,11 +19,10 @@ from executor_service.contract.plan import (
     Refusal,
     Row,
     RowResult,
+    RowResults,
     Sampling,
     StepPlan,
 )
-from executor_service.contract.planned_rows import PlannedRows
-from executor_service.contract.row_results import RowResults
 from executor_service.steps.accepted_row import AcceptedRow, scored_by
 from executor_service.steps.masking import constrain_opening, constrain_row
 from executor_service.steps.step_rows import StepRows, unexpected_length, unknown_cache
@@ -59,7 +58,7 @@ class RowReservation:
         self._score_bytes = self._limits.max_full_logits_bytes  # of scores that the reply has room for
         self._quota = session.quota
         self._quota_pages = session.quota.pages_left if session.quota is not None else 0
-        self._planned = PlannedRows.of(plan.rows)
+        self._planned = plan.rows
         self._rows = StepRows(session, plan, [], RowResults(len(plan.rows) + len(plan.openings)))
 
     def reserve(self) -> StepRows:

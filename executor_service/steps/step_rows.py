@@ -9,8 +9,7 @@ from itertools import chain, count
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession
-from executor_service.contract.plan import Reason, Refusal, Row, RowResult, StepPlan
-from executor_service.contract.row_results import RowResults
+from executor_service.contract.plan import Reason, Refusal, Row, RowResult, RowResults, StepPlan
 from executor_service.steps.accepted_row import AcceptedRow
 from executor_service.steps.decode_rows import DecodeRows
 

@@ -31,7 +31,7 @@ from executor_service.contract.limits import Limits
 from executor_service.contract.plan import NO_TOKENS, Opening, Row, Sampling, StepPlan
 from executor_service.steps.engine import Engine
 from tests.support.clocked_runner import VOCABULARY, ClockedRunner, CpuClock, no_kernels
-from tests.support.engine_steps import begin
+from tests.support.engine_steps import begin, planned
 
 PAGE, PAGES, CONTEXT, PROMPT = 16, 40_000, 2048, 500
 GOAL = 0.02
@@ -88,7 +88,7 @@ class Case:
     def _begin(self) -> Any:
         rows = tuple(Row(i + 1, self._length, NO_TOKENS, NO_TOKENS) for i in range(self._rows))
         self._length += 1
-        return begin(self._engine, StepPlan(rows=rows))
+        return begin(self._engine, StepPlan(rows=planned(rows)))
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.ops import sampler
@@ -75,7 +76,7 @@ def measure(backend: TorchBackend, count: int, context: int, steps: int) -> dict
     result: dict[str, float] = {}
     for name in rows:
         result[name] = median_ms(lambda name=name: backend.forward(rows[name]), steps)  # type: ignore[misc]
-    batch = Batch.of(rows["greedy"], PAGE, kernels.device)
+    batch = Batch.of(ForwardRows(rows["greedy"]), PAGE, kernels.device)
     prepared = model.prepare(batch)
     caches = model.new_caches(int(batch.tables.max()) + 1, PAGE)
     x = torch.randn(count, spec.hidden_size)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import RowOutput
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.ops.quantized import MIN_FP8_CAPABILITY
@@ -140,11 +141,13 @@ def ahead_as_one_by_one(backend: TorchBackend, new: int) -> bool:
     """Whether greedy tokens are the same where each step is launched before the one before it is read."""
     drivers, steps = _drivers(), []
     flight = backend.launch(
-        [d.feed(p, output=OutputMode.SAMPLE) for d, p in zip(drivers, PROMPTS, strict=True)]
+        ForwardRows([d.feed(p, output=OutputMode.SAMPLE) for d, p in zip(drivers, PROMPTS, strict=True)])
     )
     for _ in range(new):
         rows = [d.feed([0], output=OutputMode.SAMPLE) for d in drivers]  # the token is known to the device
-        following = backend.launch([replace(row, follows=index) for index, row in enumerate(rows)])
+        following = backend.launch(
+            ForwardRows([replace(row, follows=index) for index, row in enumerate(rows)])
+        )
         steps.append([_token(out) for out in flight.outputs()])
         flight = following
     flight.outputs()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.contract.plan import Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu.bench import PAGE, Bench, Case
@@ -99,9 +100,9 @@ def ahead_ms(bench: Bench, backend: RandomBackend, rows: Rows, steps: int) -> fl
     following = [later(rows, step) if sequences else rows for step in range(1, steps + 1)]
 
     def run() -> None:
-        flight = backend.launch(rows)
+        flight = backend.launch(ForwardRows(rows))
         for step in following:
-            launched = backend.launch(step)
+            launched = backend.launch(ForwardRows(step))
             flight.outputs()
             flight = launched
         flight.outputs()
@@ -119,7 +120,7 @@ def _graph(bench: Bench, backend: RandomBackend, rows: Rows, floor_ms: float) ->
     runner = backend._runner
     assert isinstance(runner, DeviceRunner)
     backend.forward(rows)
-    found = runner._graphs.find(HostStep(rows, PAGE, runner._tiling).shape)
+    found = runner._graphs.find(HostStep(ForwardRows(rows), PAGE, runner._tiling).shape)
     if found is None:
         return {}
     graph_ms = repeated_ms(found[1].replay, _REPLAYS)
@@ -132,8 +133,8 @@ def _two_steps(backend: RandomBackend, count: int, context: int, *, ahead: bool)
     for sampling in (_GREEDY, _SAMPLED):
         rows = decodes(backend, count, context, sampling)
         if ahead:
-            first = backend.launch(rows)
-            outputs = [first, backend.launch(later(rows, 1))]
+            first = backend.launch(ForwardRows(rows))
+            outputs = [first, backend.launch(ForwardRows(later(rows, 1)))]
             tokens.append([[out.tokens for out in step.outputs()] for step in outputs])
             continue
         one = backend.forward(rows)

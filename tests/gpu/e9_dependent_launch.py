@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.contract.plan import Sampling
 from tests.gpu.bench import PAGE, Bench, Case
 from tests.gpu.check_tokens import DEPENDENT, ways
@@ -65,9 +66,9 @@ def _tokens(backend: RandomBackend, count: int, context: int, steps: int) -> np.
     """[steps, rows]; where the device runs ahead, each step is launched before the one before it is read."""
     rows, tokens = decodes(backend, count, context, _SAMPLED), []
     sequences = backend.max_pending_forwards > 1
-    flight = backend.launch(rows)
+    flight = backend.launch(ForwardRows(rows))
     for step in range(1, steps + 1):
-        following = backend.launch(later(rows, step) if sequences else rows)
+        following = backend.launch(ForwardRows(later(rows, step) if sequences else rows))
         tokens.append([out.tokens for out in flight.outputs()])
         flight = following
     flight.outputs()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind
 from tests.gpu.bench import PAGE, Bench
 from tests.gpu.e3_step import decodes, pages_of_decode
@@ -37,7 +38,7 @@ def main() -> None:
 def _every_kind(bench: Bench, name: str) -> None:
     backend = bench.backend(name, 64 * PAGE)
     vocabulary = backend.info.vocab_size
-    backend.launch(rows_of_every_kind(vocabulary, -1)).outputs()
+    backend.launch(ForwardRows(rows_of_every_kind(vocabulary, -1))).outputs()
     backend.forward(decodes(backend, 2, PAGE))
     backend.close()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import RowOutput
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.bench.step_time import rows_of
 from tests.gpu import check_tokens, e6_bits
@@ -58,7 +59,7 @@ def test_a_captured_step_waits_for_nothing(bench: Bench) -> None:
         backend.forward(rows)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            flight = backend.launch(rows)
+            flight = backend.launch(ForwardRows(rows))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert all(out.finite for out in flight.outputs())
@@ -78,11 +79,13 @@ def _generated(bench: Bench, *, graphs: bool, dependent: bool = False) -> list[l
             Driver(pages, PAGE) for _ in range(8)
         ]  # as many as its graph has rows: products of one shape
         rows = [d.feed(range(3, 30 + n), output=_SAMPLE, sampling=sampling) for n, d in enumerate(drivers)]
-        flight, tokens = backend.launch(rows), []
+        flight, tokens = backend.launch(ForwardRows(rows)), []
         for _ in range(24):
             if graphs:
                 rows = [d.feed([0], output=_SAMPLE, sampling=sampling) for d in drivers]
-                following = backend.launch([replace(row, follows=n) for n, row in enumerate(rows)])
+                following = backend.launch(
+                    ForwardRows([replace(row, follows=n) for n, row in enumerate(rows)])
+                )
                 tokens.append(_tokens(flight.outputs()))
                 flight = following
             else:
@@ -91,7 +94,7 @@ def _generated(bench: Bench, *, graphs: bool, dependent: bool = False) -> list[l
                     d.feed([t], output=_SAMPLE, sampling=sampling)
                     for d, t in zip(drivers, tokens[-1], strict=True)
                 ]
-                flight = backend.launch(rows)
+                flight = backend.launch(ForwardRows(rows))
         return [*tokens, _tokens(flight.outputs())]
     finally:
         backend.close()

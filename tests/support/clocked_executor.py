@@ -23,6 +23,7 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
@@ -64,11 +65,11 @@ class ClockedBackend:
         self._runner.capture(rows, tokens, progress)
         self._runner.step_s = self._settings.step_ms / 1e3
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         return self._runner.launch(rows)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        return list(self.launch(rows).outputs())
+        return list(self.launch(ForwardRows(rows)).outputs())
 
     def copy_page(self, source: int, target: int) -> None:
         self._runner.copy_page(source, target)

@@ -8,7 +8,7 @@ waits for that. The tokens mean nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,7 +17,8 @@ from unittest import mock
 
 import torch
 
-from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
+from executor_service.backends.base import PendingForward
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.resolve import new_resolved
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, StepBuffer
@@ -75,7 +76,7 @@ class Clocked:
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         self.inner.constrain(masks)
 
-    def outputs(self) -> Sequence[RowOutput]:
+    def outputs(self) -> ForwardOutputs:
         self.wait()
         return self.inner.outputs()
 
@@ -99,7 +100,7 @@ class ClockedRunner(DeviceRunner):
         self._clock, self._ready_s = clock, 0.0
         self._computed: dict[tuple[int, int], Picked] = {}
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         inner = super().launch(rows)
         self._ready_s = max(self._clock.now(), self._ready_s) + self.step_s
         return Clocked(inner, self._clock, self._ready_s)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from executor_service.contract.plan import Forwards, StepPlan, StepResult
+from executor_service.contract.plan import (
+    Forwards,
+    PlannedRows,
+    Refusal,
+    Row,
+    RowResult,
+    RowResults,
+    StepPlan,
+    StepResult,
+)
 from executor_service.steps.engine import Engine
 from executor_service.steps.pipeline import Pipeline
 from executor_service.steps.step_in_flight import StepRequest
@@ -66,3 +75,21 @@ def run(forwards: Forwards[T], is_wanted: Callable[[], bool] = lambda: True) -> 
 def execute(engine: Engine, plan: StepPlan) -> StepResult:
     """Begin a step and finish it."""
     return begin(engine, plan).finish()
+
+
+def planned(rows: Iterable[Row | Refusal]) -> PlannedRows:
+    """The rows of a plan, as the codec makes them of a message."""
+    rows = list(rows)
+    return PlannedRows(
+        [0 if isinstance(row, Refusal) else row.cache_id for row in rows],
+        [0 if isinstance(row, Refusal) else row.kv_length for row in rows],
+        {i: row for i, row in enumerate(rows) if isinstance(row, Refusal) or not row.only_decodes},
+    )
+
+
+def answered(results: Sequence[RowResult]) -> RowResults:
+    """The rows of an answer, as a commit sets those that have more than a length and tokens."""
+    table = RowResults(len(results))
+    for index, result in enumerate(results):
+        table[index] = result
+    return table

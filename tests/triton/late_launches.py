@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow, PromptOutputs
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
@@ -89,14 +90,15 @@ class FakeStep:
 
     def enqueue(self, rows: Sequence[ForwardRow]) -> None:
         """What `LaunchedStep` does with a step of these rows."""
-        step = HostStep(rows, PAGE, self._tiling)
+        table = ForwardRows(rows)
+        step = HostStep(table, PAGE, self._tiling)
         tokens, outputs = sum(len(row.tokens) for row in rows), sum(row.outputs for row in rows)
         residual = torch.empty(tokens, self.model.spec.hidden_size, dtype=torch.bfloat16, device=DEVICE)
         picks = torch.empty(2, outputs, dtype=torch.int32, device=DEVICE)
         picked = Picked(new_resolved(tokens, outputs, DEVICE), picks[0], residual, picks)
-        self._late.enqueue(rows, range(len(rows)), picked, step, prompts=True)
+        self._late.enqueue(table, range(len(rows)), picked, step, prompts=True)
         if prompt_vectors.wants_vectors(rows):
-            PromptVectors(self.model, rows, residual)
+            PromptVectors(self.model, table, residual)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.acceptance import mask_late, resolved
-from executor_service.backends.base import ForwardOutput, ForwardRow, PendingForward, RowOutput
+from executor_service.backends.base import ForwardOutput, PendingForward
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRow, ForwardRows, RowOutput
 from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.backends.oracle_backend.settings import OracleSettings
 from executor_service.contract.forward_view import WHOLE, ForwardView
@@ -29,6 +30,7 @@ class _OnDevice:
 
     future: Future[list[RowOutput]]
     masks: Future[Mapping[int, Masks | None]]
+    decodes: int
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
         self.masks.set_result(masks)
@@ -36,8 +38,8 @@ class _OnDevice:
     def wait(self) -> None:
         wait([self.future])
 
-    def outputs(self) -> list[RowOutput]:
-        return self.future.result()
+    def outputs(self) -> ForwardOutputs:
+        return ForwardOutputs.of(self.future.result(), self.decodes)
 
 
 class ClockedOracle(OracleBackend):
@@ -53,7 +55,7 @@ class ClockedOracle(OracleBackend):
         self._outputs: list[RowOutput] = []
         self._masks: Future[Mapping[int, Masks | None]] | None = None  # of the launch that is computed
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         # The host may change the arrays after this returns: copy them.
         mine = [
             replace(
@@ -62,10 +64,10 @@ class ClockedOracle(OracleBackend):
             for row in rows
         ]
         masks: Future[Mapping[int, Masks | None]] = Future()
-        return _OnDevice(self._device.submit(self._compute, mine, masks), masks)
+        return _OnDevice(self._device.submit(self._compute, mine, masks), masks, rows.decodes)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        return list(self.launch(rows).outputs())
+        return list(self.launch(ForwardRows(rows)).outputs())
 
     def load_adapter(self, slot: int, prepared: AdapterWeights) -> None:
         self._device.submit(super().load_adapter, slot, prepared)

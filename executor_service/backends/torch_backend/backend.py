@@ -24,6 +24,7 @@ from executor_service.backends.base import (
     RowOutput,
     TokenizerBundle,
 )
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.config import BLOCKS, TorchConfig
 from executor_service.backends.torch_backend.files.architecture.rope.served_length import served_length
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
@@ -184,13 +185,13 @@ class TorchBackend:
         if self._config.graphs:
             self.runner.capture(rows, tokens, progress)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         """Start one forward over all rows."""
         return self.runner.launch(rows)
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
         """One forward over all rows; one result per row, in the rows' order."""
-        return list(self.runner.launch(rows).outputs())
+        return list(self.runner.launch(ForwardRows(rows)).outputs())
 
     def repeat(self, message: Numbers) -> None:
         """On a rank above 0: this rank's part of what rank 0's runner announced."""

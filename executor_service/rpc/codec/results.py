@@ -8,7 +8,6 @@ from itertools import chain
 from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.plan import CacheView, Refusal, RowResult, StepPlan, StepResult
-from executor_service.contract.row_results import RowResults
 from executor_service.rpc.codec.forward import encode_tensor
 from executor_service.rpc.errors import CODE_OF, WIRE_REASON
 
@@ -28,7 +27,7 @@ def encode_result(message: pb.StepResult, result: StepResult, plan: StepPlan, ep
     message.compute_us = min(result.compute_us, _UINT32_MAX)
     if result.rows:
         rows = message.rows
-        results = RowResults.of(result.rows)
+        results = result.rows
         rows.kv_lengths.extend(results.kv_lengths)
         rows.token_counts.extend(list(map(len, results.tokens)))
         rows.tokens.extend(list(chain.from_iterable(results.tokens)))

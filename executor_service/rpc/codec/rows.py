@@ -10,8 +10,15 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.masks import Masks, mask_bytes, read_masks
-from executor_service.contract.plan import Opening, OutputMode, PoolingKind, Refusal, Row, TokenIds
-from executor_service.contract.planned_rows import PlannedRows
+from executor_service.contract.plan import (
+    Opening,
+    OutputMode,
+    PlannedRows,
+    PoolingKind,
+    Refusal,
+    Row,
+    TokenIds,
+)
 from executor_service.rpc.codec.grammars import NO_GRAMMARS, CompiledGrammars
 from executor_service.rpc.codec.refusals import invalid, refused, too_large, unsupported
 from executor_service.rpc.codec.sampling import decode_sampling

@@ -10,12 +10,12 @@ from paceline.executor.v1 import executor_pb2 as pb
 
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import (
+    NO_ROWS,
     Fork,
     Op,
     OutputMode,
     Refusal,
     Release,
-    Row,
     StepPlan,
     Truncate,
 )
@@ -45,13 +45,11 @@ def decode_step(
         raise refused("openings: this RPC takes none")
     _check_ops(step.ops, limits)
     full_bytes = 0
-    rows: Sequence[Row | Refusal] = ()
-    if count or packed.ByteSize():
-        rows = decode_rows(packed, count, limits, takes)
+    rows = decode_rows(packed, count, limits, takes) if count or packed.ByteSize() else NO_ROWS
     if packed.outputs:
         full_bytes += sum(
             _array_bytes(row.output, 1 + len(row.drafts), limits)
-            for row in rows
+            for row in rows.others.values()
             if not isinstance(row, Refusal) and row.output is not OutputMode.SAMPLE
         )
     openings = tuple(

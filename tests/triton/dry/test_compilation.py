@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.linear.device_adapters import DeviceSlots
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
@@ -105,7 +106,7 @@ def test_no_step_compiles_anything_after_the_capture(capsys: pytest.CaptureFixtu
         for _ in range(STEPS):
             numbers = rng.choice(([-1], [2], range(-1, SLOTS)))
             step = rows(sizes_of(rng), rng.choice(SAMPLINGS), (rng.choice(n) for n in repeat(numbers)))
-            runner.launch(step).outputs()
+            runner.launch(ForwardRows(step)).outputs()
             assert compiled == before, (
                 compiled - before,
                 [(r.start, len(r.tokens), r.outputs, r.slot) for r in step],

@@ -12,6 +12,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
@@ -74,12 +75,12 @@ def test_the_kernels_of_a_step_are_launched_dependently_and_those_behind_it_plai
         runner = DeviceRunner(model, model.new_caches(PAGES, PAGE), PAGE, dependent=dependent)
         history, table = np.zeros(8, np.int32), np.array([1], np.int32)
         row = ForwardRow(7, history[7:], history, 7, table, 1, OutputMode.SAMPLE, Sampling())
-        runner.launch([row]).outputs()
+        runner.launch(ForwardRows([row])).outputs()
         assert {name for name, _ in launched} >= STEP
         assert {how for _, how in launched} == {dependent}
         step = launched.copy()
         launched.clear()
-        runner.launch([replace(row, sampling=Sampling(frequency_penalty=0.1))]).outputs()
+        runner.launch(ForwardRows([replace(row, sampling=Sampling(frequency_penalty=0.1))])).outputs()
     assert launched[: len(step)] == step
     behind = launched[len(step) :]
     assert {name for name, _ in behind} >= LATE

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.contract.plan import OutputMode, Sampling
 from tests.unit.executor.rows import make_row
@@ -34,7 +35,7 @@ def row(
 
 def fill(runner: DeviceRunner, **lengths: int) -> None:
     for name, length in lengths.items():
-        runner.launch([row(name, 0, length, outputs=0, output=OutputMode.NONE)]).outputs()
+        runner.launch(ForwardRows([row(name, 0, length, outputs=0, output=OutputMode.NONE)])).outputs()
 
 
 def following(name: str, start: int, row_before: int, sampling: Sampling = DRAWN) -> ForwardRow:

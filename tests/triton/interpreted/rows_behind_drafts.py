@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from executor_service.backends.acceptance import mask_late, resolved
 from executor_service.backends.base import ForwardRow, PendingForward, RowOutput
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import Sampling
 from tests.support.untyped import present
@@ -19,7 +19,7 @@ from tests.triton.interpreted.device_rows import DRAWN, masked, row, same
 class Launching(Protocol):
     """A runner or a backend."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward: ...
+    def launch(self, rows: ForwardRows) -> PendingForward: ...
 
 
 SAMPLINGS = [
@@ -56,7 +56,7 @@ def check_rows_behind_drafts(ahead: Launching, host: Launching, seed: int, atol:
     rng = np.random.default_rng(seed)
 
     def on_host(rows: list[ForwardRow]) -> list[RowOutput]:
-        return list(host.launch([replace(one, masked_later=False) for one in rows]).outputs())
+        return list(host.launch(ForwardRows([replace(one, masked_later=False) for one in rows])).outputs())
 
     def with_drafts(rows: list[ForwardRow], told: list[RowOutput]) -> list[list[int]]:
         """What comes after computed rows, but for some of the last ones."""
@@ -79,7 +79,7 @@ def check_rows_behind_drafts(ahead: Launching, host: Launching, seed: int, atol:
         for name, length, sampling in zip("abcdef", lengths, SAMPLINGS, strict=True)
     ]
     told = on_host(opened)
-    ahead.launch(opened).outputs()
+    ahead.launch(ForwardRows(opened)).outputs()
     guesses = with_drafts(opened, told)
     first = [verification(*known) for known in zip(opened, told, guesses, strict=True)]
     answers = on_host(first)
@@ -93,7 +93,7 @@ def check_rows_behind_drafts(ahead: Launching, host: Launching, seed: int, atol:
             count = int(rng.integers(0, one.outputs + 1))  # fewer than its outputs, or none: any token
             allowed = [range(int(rng.integers(0, 9)), 320) for _ in range(count)]
             masks[place] = masked(one, *allowed).masks if allowed else None
-    launched = ahead.launch(first), ahead.launch(second)
+    launched = ahead.launch(ForwardRows(first)), ahead.launch(ForwardRows(second))
     if masks:
         launched[1].constrain(masks)
     known = [resolved(one, first[one.follows], answers[one.follows]) for one in second]
@@ -101,7 +101,7 @@ def check_rows_behind_drafts(ahead: Launching, host: Launching, seed: int, atol:
         mask_late(known[place], given)
     third = [behind(one, place, [], masked_later=False) for place, one in enumerate(second)]
     same(launched[0].outputs(), answers, atol)
-    last = ahead.launch(third)
+    last = ahead.launch(ForwardRows(third))
     expected = on_host(known)
     same(launched[1].outputs(), expected, atol)
     final = [resolved(one, known[one.follows], expected[one.follows]) for one in third]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -60,7 +61,7 @@ def test_captured_steps_give_the_logits_of_plain_torch(
     runner.capture(4, 160, lambda what, done: None)
     for step in STEPS:
         rows = rows_of(step)
-        for ours, theirs in zip(runner.launch(rows).outputs(), plain.forward(rows), strict=True):
+        for ours, theirs in zip(runner.launch(ForwardRows(rows)).outputs(), plain.forward(rows), strict=True):
             assert ours.logits is not None
             assert theirs.logits is not None
             np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-4)

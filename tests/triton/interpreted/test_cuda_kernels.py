@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ModelError
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -57,7 +58,7 @@ def test_attention_equals_plain_torch(
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     for step in steps:
         rows = [make_row([1] * (s + q), t, start=s) for (s, q), t in zip(step, tables, strict=True)]
-        batch = Batch.of(rows, 16, CPU)
+        batch = Batch.of(ForwardRows(rows), 16, CPU)
         qkv = torch.randn(sum(q for _, q in step), (heads + 2 * kv_heads) * dim).to(dtype)
         ours, theirs = (
             k.attention(qkv.clone(), cache, k.prepare(batch, shape), w)
@@ -95,7 +96,7 @@ class Over8Bits:
         rows = [make_row([1] * (start + len(qkv) - 1), [7, 2], start=start), make_row([1], [3])]
         kernels = self.kernels[which]
         shape = AttentionShape(self.heads // self.kv_heads, self.dim, (self.window,))
-        prepared = kernels.prepare(Batch.of(rows, 16, CPU), shape)
+        prepared = kernels.prepare(Batch.of(ForwardRows(rows), 16, CPU), shape)
         return kernels.attention(qkv.clone(), self.caches[which], prepared, self.w)
 
 

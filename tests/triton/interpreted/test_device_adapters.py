@@ -15,6 +15,7 @@ import torch
 from executor_service.adapters.registry import LoadedAdapter
 from executor_service.adapters.weights import AdapterWeights
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -121,7 +122,7 @@ def test_rows_of_eight_adapters_and_of_none_give_what_plain_torch_gives(
         same(capturing.forward(rows), plain.forward(rows), 2e-5)
     runner = capturing.runner
     assert isinstance(runner, DeviceRunner)
-    held = [runner._graphs.find(HostStep(rows, PAGE, runner._tiling).shape) for rows in steps]
+    held = [runner._graphs.find(HostStep(ForwardRows(rows), PAGE, runner._tiling).shape) for rows in steps]
     assert [found is not None for found in held] == [True, True, True, False]
 
 
@@ -177,11 +178,11 @@ def test_a_step_that_is_launched_ahead_goes_on_with_its_slots_and_tokens(
     """Between the launches another adapter comes to a slot whose rows are not read yet."""
     for slot in (0, 1):
         load(adapters[slot + 1], slot, capturing, plain)
-    first = capturing.launch([drawn("a", 0, 5, 0), drawn("b", 0, 3, 1), drawn("c", 0, 2)])
+    first = capturing.launch(ForwardRows([drawn("a", 0, 5, 0), drawn("b", 0, 3, 1), drawn("c", 0, 2)]))
     load(adapters[4], 0, capturing)
-    second = capturing.launch([
+    second = capturing.launch(ForwardRows([
         replace(following("b", 3, 1), slot=1), full("d", 0, 4, 0), following("c", 2, 2),
-    ])  # fmt: skip
+    ]))  # fmt: skip
     before, after = first.outputs(), second.outputs()
     same(before, plain.forward([drawn("a", 0, 5, 0), drawn("b", 0, 3, 1), drawn("c", 0, 2)]))
     load(adapters[4], 0, plain)
@@ -204,7 +205,7 @@ def test_the_hosts_runner_has_the_same_kernels(
         slots.load(slot, slots.pack(adapters[slot]))
         load(adapters[slot], slot, plain)
     rows = [full("a", 0, 20, 5), full("b", 0, 3), full("c", 0, 2, 2), full("d", 0, 1, 5)]
-    same(host.launch(rows).outputs(), plain.forward(rows), 2e-5)
+    same(host.launch(ForwardRows(rows)).outputs(), plain.forward(rows), 2e-5)
 
 
 def test_an_engine_with_two_steps_under_way_answers_as_plain_torch_does_one_by_one(

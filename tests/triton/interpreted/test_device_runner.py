@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_service.backends.acceptance import resolved
 from executor_service.backends.base import ForwardRow, PromptOutputs
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -112,7 +113,7 @@ def test_prompts_are_scored_and_pooled_as_on_the_host(backend: TorchBackend, eit
         replace(row("d", 0, 9, outputs=0, output=OutputMode.HIDDEN), prompt=PromptOutputs(last=True)),
     ]
     host = HostRunner(backend.model, Whole(), backend.model.new_caches(PAGES, PAGE), PAGE)
-    ours, theirs = either.launch(rows).outputs(), host.launch(rows).outputs()
+    ours, theirs = either.launch(ForwardRows(rows)).outputs(), host.launch(ForwardRows(rows)).outputs()
     same(ours, theirs)
     for a, b in zip(ours, theirs, strict=True):
         for x, y in ((a.scores, b.scores), (a.hidden, b.hidden), (a.hidden_sum, b.hidden_sum)):
@@ -129,7 +130,10 @@ def test_prompts_are_scored_and_pooled_as_on_the_host(backend: TorchBackend, eit
     tokens = ours[1].tokens
     assert tokens is not None
     known = replace(row("b", 20, 1), tokens=tokens, history=np.append(rows[1].history, tokens))
-    same(either.launch([following("b", 20, 1)]).outputs(), host.launch([known]).outputs())
+    same(
+        either.launch(ForwardRows([following("b", 20, 1)])).outputs(),
+        host.launch(ForwardRows([known])).outputs(),
+    )
 
 
 def test_steps_of_every_kind_give_what_the_hosts_runner_gives(
@@ -137,7 +141,7 @@ def test_steps_of_every_kind_give_what_the_hosts_runner_gives(
 ) -> None:
     backend.allocate(PAGES, PAGE)
     for rows in MIXED:
-        same(either.launch(rows).outputs(), backend.forward(rows))
+        same(either.launch(ForwardRows(rows)).outputs(), backend.forward(rows))
 
 
 def test_positions_whose_logits_do_not_exist_at_once_are_answered_as_if_they_did(
@@ -155,13 +159,16 @@ def test_positions_whose_logits_do_not_exist_at_once_are_answered_as_if_they_did
         replace(plain, prompt=PromptOutputs(5, np.array(TOKENS["e"][5:21], np.int32))),
     ]
     host = HostRunner(backend.model, Whole(), backend.model.new_caches(PAGES, PAGE), PAGE)
-    ours, theirs = runner.launch(rows).outputs(), host.launch(rows).outputs()
+    ours, theirs = runner.launch(ForwardRows(rows)).outputs(), host.launch(ForwardRows(rows)).outputs()
     same(ours, theirs)
     scores, expected = present(ours[4].scores), present(theirs[4].scores)
     assert scores.top_ids.tolist() == expected.top_ids.tolist()
     np.testing.assert_allclose(scores.logprobs, expected.logprobs, atol=1e-5)
     behind = replace(following("b", 9, 1), slack=4)
-    same(runner.launch([behind]).outputs(), host.launch([resolved(behind, rows[1], ours[1])]).outputs())
+    same(
+        runner.launch(ForwardRows([behind])).outputs(),
+        host.launch(ForwardRows([resolved(behind, rows[1], ours[1])])).outputs(),
+    )
 
 
 def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_tokens(
@@ -170,8 +177,8 @@ def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_to
     runner = either
     fill(runner, a=3, b=5)
     biased = replace(DRAWN, logit_bias=((5, 50.0),))  # its token comes from the host's sampler
-    first = runner.launch([row("a", 3, 1), row("c", 0, 2), row("b", 5, 1, sampling=biased)])
-    second = runner.launch([following("b", 6, 2), following("c", 2, 1), following("a", 4, 0)])
+    first = runner.launch(ForwardRows([row("a", 3, 1), row("c", 0, 2), row("b", 5, 1, sampling=biased)]))
+    second = runner.launch(ForwardRows([following("b", 6, 2), following("c", 2, 1), following("a", 4, 0)]))
     a, c, b = (int(out.tokens[0]) for out in first.outputs() if out.tokens is not None)
     ahead = second.outputs()
     rows = [
@@ -179,7 +186,7 @@ def test_a_step_that_is_launched_before_the_last_one_is_read_goes_on_with_its_to
         for name, start, token in (("b", 6, b), ("c", 2, c), ("a", 4, a))
     ]
     assert b == 5
-    same(ahead, runner.launch(rows).outputs())
+    same(ahead, runner.launch(ForwardRows(rows)).outputs())
 
 
 @pytest.mark.parametrize("sampling", [DRAWN, replace(DRAWN, logprobs=2)], ids=["drawn", "logprobs"])
@@ -189,14 +196,14 @@ def test_a_mask_that_comes_behind_the_launch_counts_and_the_next_step_goes_on_wi
     """For a row that the device picks, and for one that the sampler does; None allows anything."""
     runner = either
     fill(runner, a=3, b=5, c=2)
-    first = runner.launch([row("a", 3, 1), row("b", 5, 1), row("c", 2, 1)])
+    first = runner.launch(ForwardRows([row("a", 3, 1), row("b", 5, 1), row("c", 2, 1)]))
     later = replace(following("a", 4, 0, sampling), masked_later=True)
     unmasked = replace(following("c", 3, 2), masked_later=True)
-    second = runner.launch([following("b", 6, 1), later, unmasked])
+    second = runner.launch(ForwardRows([following("b", 6, 1), later, unmasked]))
     a, b, c = (int(out.tokens[0]) for out in first.outputs() if out.tokens is not None)
     only = masked(row("a", 4, 1), range(300, 303)).masks
     second.constrain({1: only, 2: None})
-    third = runner.launch([following("a", 5, 1), following("b", 7, 0)])
+    third = runner.launch(ForwardRows([following("a", 5, 1), following("b", 7, 0)]))
     ahead = second.outputs(), third.outputs()
     found = [int(out.tokens[0]) for out in ahead[0] if out.tokens is not None]
     assert 300 <= found[1] < 303
@@ -205,8 +212,8 @@ def test_a_mask_that_comes_behind_the_launch_counts_and_the_next_step_goes_on_wi
         return replace(row(name, start, 1, sampling=sampling), tokens=np.full(1, token, np.int32))
 
     rows = [known("b", 6, b), replace(known("a", 4, a, sampling), masks=only), known("c", 3, c)]
-    same(ahead[0], runner.launch(rows).outputs())
-    same(ahead[1], runner.launch([known("a", 5, found[1]), known("b", 7, found[0])]).outputs())
+    same(ahead[0], runner.launch(ForwardRows(rows)).outputs())
+    same(ahead[1], runner.launch(ForwardRows([known("a", 5, found[1]), known("b", 7, found[0])])).outputs())
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -221,8 +228,8 @@ def test_a_row_that_is_not_finite_harms_nobody_and_nobody_who_follows(capturing:
     fill(capturing, a=4, b=4)
     for cache in capturing._caches:
         cache.k[TABLES["a"][0], 3] = torch.nan
-    first = capturing.launch([row("a", 4, 1), row("b", 4, 1)])
-    second = capturing.launch([following("a", 5, 0), following("b", 5, 1)])
+    first = capturing.launch(ForwardRows([row("a", 4, 1), row("b", 4, 1)]))
+    second = capturing.launch(ForwardRows([following("a", 5, 0), following("b", 5, 1)]))
     assert [out.finite for out in first.outputs()] == [False, True]
     assert [out.finite for out in second.outputs()] == [False, True]
 
@@ -239,7 +246,7 @@ class ReadsBack(TorchDispatchMode):
 def test_a_captured_step_reads_nothing_back(capturing: DeviceRunner) -> None:
     fill(capturing, a=3)
     with ReadsBack():
-        capturing.launch([row("a", 3, 1), row("b", 0, 9)]).outputs()
+        capturing.launch(ForwardRows([row("a", 3, 1), row("b", 0, 9)])).outputs()
 
 
 def test_a_second_capture_replaces_the_first(backend: TorchBackend, runner: DeviceRunner) -> None:
@@ -249,15 +256,15 @@ def test_a_second_capture_replaces_the_first(backend: TorchBackend, runner: Devi
     backend.allocate(PAGES, PAGE)
     for names in ("ab", "abcd"):  # four rows fitted a graph of the first capture
         rows = [row(name, 0, 1) for name in names]
-        same(runner.launch(rows).outputs(), backend.forward(rows))
+        same(runner.launch(ForwardRows(rows)).outputs(), backend.forward(rows))
 
 
 def test_steps_use_the_same_host_buffers_again(capturing: DeviceRunner) -> None:
     """Those of the capture, also where two steps are pending."""
     hosts = {buffer.tensor.data_ptr() for buffer in capturing._hosts._free}
-    pending = deque([capturing.launch([row("a", 0, 9), row("b", 0, 2)])])
+    pending = deque([capturing.launch(ForwardRows([row("a", 0, 9), row("b", 0, 2)]))])
     for start in range(9, 14):
-        pending.append(capturing.launch([row("a", start, 1)]))
+        pending.append(capturing.launch(ForwardRows([row("a", start, 1)])))
         pending.popleft().outputs()
     pending.pop().outputs()
     assert {buffer.tensor.data_ptr() for buffer in capturing._hosts._free} == hosts
@@ -268,13 +275,13 @@ def test_a_step_whose_rows_want_everything_reads_nothing_back_before_its_answer(
     runner: DeviceRunner,
 ) -> None:
     with ReadsBack():
-        runner.launch(rows_of_every_kind(320)).outputs()
+        runner.launch(ForwardRows(rows_of_every_kind(320))).outputs()
 
 
 def test_a_step_that_no_graph_holds_runs_all_the_same(capturing: DeviceRunner, backend: TorchBackend) -> None:
     backend.allocate(PAGES, PAGE)
     rows = [row(name, 0, 9) for name in "abcde"]
-    same(capturing.launch(rows).outputs(), backend.forward(rows))
+    same(capturing.launch(ForwardRows(rows)).outputs(), backend.forward(rows))
 
 
 def test_an_engine_with_two_steps_under_way_answers_like_one_that_waits_for_each(

@@ -39,8 +39,8 @@ def parts_of(step: HostStep, shape: StepShape) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("others", [[], [verification(9, 4), chunk(3, 30)]])
 def test_rows_by_columns_make_the_buffer_of_the_same_rows_as_objects(others: list[ForwardRow]) -> None:
-    rows = ForwardRows(decode_rows([3, 600, 9, 1100], [-1, -1, -1, -1]), others)
-    mine, expected = HostStep(rows, PAGE, TILING), HostStep(list(rows), PAGE, TILING)
+    rows = ForwardRows(others, decode_rows([3, 600, 9, 1100], [-1, -1, -1, -1]))
+    mine, expected = HostStep(rows, PAGE, TILING), HostStep(ForwardRows(rows), PAGE, TILING)
     assert mine.shape == expected.shape
     for shape in (mine.shape, padded(mine.shape)):
         assert parts_of(mine, shape) == parts_of(expected, shape)
@@ -48,7 +48,7 @@ def test_rows_by_columns_make_the_buffer_of_the_same_rows_as_objects(others: lis
 
 def test_what_a_step_does_not_fill_is_padding() -> None:
     """Of no row, and without work; what is read by a number of its own stays as it was."""
-    step = HostStep(ForwardRows(decode_rows([3, 9], [1, 0]), []), PAGE, TILING)
+    step = HostStep(ForwardRows([], decode_rows([3, 9], [1, 0])), PAGE, TILING)
     parts = parts_of(step, padded(step.shape))
     assert parts["owners"] == [1, 2, 0, 0, 0, 0, 0]
     assert parts["follows"] == [2, 1, 0, 0, 0, 0, 0]

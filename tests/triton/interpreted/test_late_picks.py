@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends import numpy_sampler
 from executor_service.backends.base import ForwardRow, PromptOutputs
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.numpy_sampler import log_softmax
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import upload
 from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages
@@ -47,7 +48,7 @@ def paged(rows: Sequence[ForwardRow]) -> TokenPages:
 
 def adjusted(logits: torch.Tensor, rows: Sequence[ForwardRow]) -> torch.Tensor:
     """The logits of all rows' outputs after penalties, biases and masks of stop ids, by the kernels."""
-    plan = plan_late(rows, range(len(rows)), prompts=False)
+    plan = plan_late(ForwardRows(rows), range(len(rows)), prompts=False)
     assert plan is not None
     assert (plan.again, plan.owners.tolist()) == (len(logits), sorted(plan.owners.tolist()))
     late = LateParts(rows, plan, slice(0, plan.again), PAGE)
@@ -193,7 +194,7 @@ def test_what_is_picked_comes_first_and_what_is_measured_follows() -> None:
         row(sample, replace(plain, logit_bias=((1, 1.0),))),
         row(OutputMode.TOP_K, plain),
     ]
-    plan = plan_late(rows, range(len(rows)), prompts=True)
+    plan = plan_late(ForwardRows(rows), range(len(rows)), prompts=True)
     assert plan is not None
     assert plan.owners.tolist() == [5, 3, 3, 1, 6, 4, 4, 4, 4, 4, 0, 0]
     assert (plan.again, plan.measured, plan.copied) == (3, range(1, 10), range(10, 12))
@@ -201,4 +202,4 @@ def test_what_is_picked_comes_first_and_what_is_measured_follows() -> None:
     assert plan.outputs.tolist() == [6, 4, 5, 2, 7, 0, 0, 0, 0, 0, 0, 1]
     assert plan.known.tolist() == [-1] * 5 + [0, 1, 2, 3, 4] + [-1] * 2
     assert plan.alternatives == 3
-    assert plan_late(rows, [2], prompts=False) is None
+    assert plan_late(ForwardRows(rows), [2], prompts=False) is None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaBlockKernels
 from executor_service.backends.torch_backend.cuda.linear.packed import (
     FEW_ROWS,
@@ -203,7 +204,7 @@ def test_a_model_of_gptq_in_groups_of_32_keeps_its_weights_and_gives_the_logits_
     runner.capture(4, 160, lambda what, done: None)
     for step in STEPS:
         rows = rows_of(step)
-        for ours, theirs in zip(runner.launch(rows).outputs(), plain.forward(rows), strict=True):
+        for ours, theirs in zip(runner.launch(ForwardRows(rows)).outputs(), plain.forward(rows), strict=True):
             assert ours.logits is not None
             assert theirs.logits is not None
             assert np.abs(ours.logits - theirs.logits).mean() < 0.02 * theirs.logits.std()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from executor_service.backends.base import ForwardRow, PendingForward
+from executor_service.backends.base import PendingForward
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
@@ -48,7 +49,7 @@ class Ahead(TorchBackend):
     def _new_runner(self, page_size: int) -> DeviceRunner:
         return DeviceRunner(self.model, self._caches, page_size)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         self.open_rows += sum(row.slack > 0 for row in rows)
         return super().launch(rows)
 
@@ -82,7 +83,7 @@ class Oracle:
             whole = make_row(
                 known + found, self._table, output=OutputMode.SAMPLE, sampling=Sampling(seed=seed)
             )
-            (output,) = self._runner.launch([whole]).outputs()
+            (output,) = self._runner.launch(ForwardRows([whole])).outputs()
             found.append(int(present(output.tokens)[0]))
         return found
 

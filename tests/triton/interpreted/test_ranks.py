@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import Backend, PromptOutputs
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.model.host_runner import HostRunner
@@ -92,7 +93,7 @@ def host(one: TorchBackend) -> HostRunner:
 
 def test_steps_of_every_kind_give_what_one_process_gives(two: LeaderBackend, host: HostRunner) -> None:
     for rows in MIXED:
-        same(two.launch(rows).outputs(), host.launch(rows).outputs(), ATOL)
+        same(two.launch(ForwardRows(rows)).outputs(), host.launch(ForwardRows(rows)).outputs(), ATOL)
 
 
 def test_prompts_are_scored_and_pooled_as_in_one_process(two: LeaderBackend, host: HostRunner) -> None:
@@ -104,7 +105,7 @@ def test_prompts_are_scored_and_pooled_as_in_one_process(two: LeaderBackend, hos
         row("b", 0, 20),
         replace(pooled, prompt=PromptOutputs(last=True, total=True)),
     ]
-    ours, theirs = two.launch(rows).outputs(), host.launch(rows).outputs()
+    ours, theirs = two.launch(ForwardRows(rows)).outputs(), host.launch(ForwardRows(rows)).outputs()
     same(ours, theirs, ATOL)
     scores, expected = present(ours[0].scores), present(theirs[0].scores)
     assert scores.top_ids.tolist() == expected.top_ids.tolist()
@@ -113,7 +114,11 @@ def test_prompts_are_scored_and_pooled_as_in_one_process(two: LeaderBackend, hos
     np.testing.assert_allclose(present(ours[2].hidden_sum), present(theirs[2].hidden_sum), atol=1e-3)
     tokens = present(ours[1].tokens)
     known = replace(row("b", 20, 1), tokens=tokens, history=np.append(rows[1].history, tokens))
-    same(two.launch([following("b", 20, 1)]).outputs(), host.launch([known]).outputs(), ATOL)
+    same(
+        two.launch(ForwardRows([following("b", 20, 1)])).outputs(),
+        host.launch(ForwardRows([known])).outputs(),
+        ATOL,
+    )
 
 
 @pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -135,10 +140,10 @@ def test_adapters_change_what_they_change_in_one_process(one: TorchBackend, two:
         prepared = [backend.prepare_adapter(adapter) for adapter in adapters]
         backend.load_adapter(0, prepared[0])
         backend.load_adapter(1, prepared[1])
-        first = backend.launch(rows).outputs()
+        first = backend.launch(ForwardRows(rows)).outputs()
         backend.unload_adapter(0)
         backend.load_adapter(0, prepared[2])
-        found.append([present(out.logits) for out in (*first, *backend.launch(rows).outputs())])
+        found.append([present(out.logits) for out in (*first, *backend.launch(ForwardRows(rows)).outputs())])
         for slot in range(SLOTS):
             backend.unload_adapter(slot)
     for ours, theirs in zip(found[1], found[0], strict=True):
@@ -188,7 +193,7 @@ def test_a_step_is_one_broadcast_two_sums_a_layer_and_one_gather_of_logits(
     kinds = {"a": DRAWN, "b": Sampling()}
     rows = [row(name, 0, tokens, sampling=sampling) for name, sampling in kinds.items()]
     with counted_collectives() as counts:
-        two.launch(rows).outputs()
+        two.launch(ForwardRows(rows)).outputs()
     assert counts == {"broadcast": 1, "_all_gather": 1 + 2 * LAYERS + 1}
 
 
@@ -197,9 +202,9 @@ def test_rows_that_want_more_than_a_token_add_a_broadcast_their_logits_and_where
 ) -> None:
     """However many they are; those whose tokens stay are followed without being told."""
     with counted_collectives() as counts:
-        two.launch([row(name, 0, 1, sampling=Sampling(logprobs=2)) for name in "ab"]).outputs()
+        two.launch(ForwardRows([row(name, 0, 1, sampling=Sampling(logprobs=2)) for name in "ab"])).outputs()
     assert counts == {"broadcast": 2, "_all_gather": 2 + 2 * LAYERS + 1}
     penalized = replace(DRAWN, repetition_penalty=1.5)
     with counted_collectives() as counts:
-        two.launch([row(name, 0, 1, sampling=penalized) for name in "abc"]).outputs()
+        two.launch(ForwardRows([row(name, 0, 1, sampling=penalized) for name in "abc"])).outputs()
     assert counts == {"broadcast": 3, "_all_gather": 2 + 2 * LAYERS + 1}

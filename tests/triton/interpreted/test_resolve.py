@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.forward_rows import columns_of
+from executor_service.backends.forward_rows import ForwardRows, RowColumns
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.layout.resolve import Resolved, TokenPages, resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
@@ -47,7 +47,7 @@ def items_of(step: StepBuffer) -> list[list[list[int]]]:
 
 
 def buffered(rows: list[ForwardRow], padding: int = 0) -> StepBuffer:
-    host = HostStep(rows, PAGE, TILING)
+    host = HostStep(ForwardRows(rows), PAGE, TILING)
     shape = host.shape
     if padding:
         sizes = {name: getattr(shape, name) + padding for name in StepShape._fields[:-1]}
@@ -76,7 +76,7 @@ def test_rows_that_follow_are_what_they_are_where_the_step_before_ends() -> None
             ends.tokens[follows], ends.lengths[follows] = int(ahead.tokens[0]), start
             ahead.tokens[0] = -1
         assumed.append(ahead)
-    history, expected = TokenPages(2000, PAGE, CPU), lay_out(columns_of(actual, PAGE), PAGE)
+    history, expected = TokenPages(2000, PAGE, CPU), lay_out(RowColumns.of(actual, PAGE), PAGE)
     step = buffered(assumed, padding=9)
     resolved = found(step, ends, history)
     count, outputs = len(expected.tokens), len(expected.outputs)
@@ -107,7 +107,7 @@ def test_a_row_ends_behind_the_drafts_that_were_picked_in_their_places() -> None
     rows = [row_of(30, 1, 1), row_of(10, 40, 9), row_of(7, 40, 20), row_of(3, 5, 30), row_of(5, 2, 40)]
     for row, outputs in zip(rows, (1, 40, 34, 0, 2), strict=True):
         row.outputs = outputs
-    layout = lay_out(columns_of(rows, PAGE), PAGE)
+    layout = lay_out(RowColumns.of(rows, PAGE), PAGE)
     step = buffered(rows)
     picks = torch.from_numpy(layout.tokens[np.minimum(layout.outputs + 1, len(layout.tokens) - 1)].copy())
     wrong = 1 + 40 + 20  # of the third row, the 21st pick

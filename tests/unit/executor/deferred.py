@@ -10,6 +10,7 @@ from typing import Any
 
 from executor_service.backends.acceptance import mask_late, resolved
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
 from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.backends.reference.paged_attention import PagedAttentionBackend
 from executor_service.contract.masks import Masks
@@ -20,8 +21,10 @@ from tests.unit.executor.fakes import FakeBackend
 class DeferredForward:
     """One launch of a `Deferring` backend; its rows were read when it was launched."""
 
-    def __init__(self, backend: Deferring, rows: list[ForwardRow], before: DeferredForward | None) -> None:
-        self._backend, self.rows, self._before = backend, rows, before
+    def __init__(
+        self, backend: Deferring, rows: list[ForwardRow], decodes: int, before: DeferredForward | None
+    ) -> None:
+        self._backend, self.rows, self._decodes, self._before = backend, rows, decodes, before
         self.results: list[RowOutput] | None = None
         self.lacks = {index for index, row in enumerate(rows) if row.masked_later}
 
@@ -36,8 +39,8 @@ class DeferredForward:
             mask_late(self.rows[index], given)
         self.lacks = set()
 
-    def outputs(self) -> list[RowOutput]:
-        return self._backend.finish(self)
+    def outputs(self) -> ForwardOutputs:
+        return ForwardOutputs.of(self._backend.finish(self), self._decodes)
 
     def compute(self) -> None:
         """What its rows follow is known by now: the order of the launches is the device's."""
@@ -79,7 +82,7 @@ class Deferring:
         self._stream: deque[DeferredForward | partial[None]] = deque()  # launches and copies, in their order
         self._last: DeferredForward | None = None
 
-    def launch(self, rows: Sequence[ForwardRow]) -> DeferredForward:
+    def launch(self, rows: ForwardRows) -> DeferredForward:
         assert rows
         assert len(self.unanswered) < self.max_pending_forwards, "too many launches are unanswered"
         assert not any(forward.lacks for forward in self.unanswered), "some masks have not come"
@@ -94,7 +97,7 @@ class Deferring:
             )
             for row in rows
         ]
-        forward = DeferredForward(self, copies, self._last if self.unanswered else None)
+        forward = DeferredForward(self, copies, rows.decodes, self._last if self.unanswered else None)
         self._last = forward
         self._stream.append(forward)
         self.unanswered.append(forward)
@@ -131,7 +134,7 @@ class Deferring:
         return outputs
 
     def forward(self, rows: Sequence[ForwardRow]) -> list[RowOutput]:
-        return self.launch(rows).outputs()
+        return list(self.launch(ForwardRows(rows)).outputs())
 
     def copy_page(self, source: int, target: int) -> None:
         self._in_order(partial(super().copy_page, source, target))  # type: ignore[misc]

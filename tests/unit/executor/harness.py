@@ -26,7 +26,7 @@ from executor_service.contract.plan import (
     Truncate,
 )
 from executor_service.steps.engine import Engine
-from tests.support.engine_steps import BegunStep, begin, execute
+from tests.support.engine_steps import BegunStep, begin, execute, planned
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 
 EPOCH = 77
@@ -121,7 +121,7 @@ def plan(
     """A plan; rows are put before openings."""
     rows = tuple(item for item in items if isinstance(item, Row))
     openings = tuple(item for item in items if isinstance(item, Opening))
-    return StepPlan(session, step_id, epoch, digest, ops, rows, openings)
+    return StepPlan(session, step_id, epoch, digest, ops, planned(rows), openings)
 
 
 def opening(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.threads.work import work
 from executor_service.backends.torch_backend.ops.batch import Batch
@@ -58,7 +59,7 @@ def _attention(kernels: CpuKernels, normed: bool) -> Iterator[tuple[str, torch.T
     for start, count in ((0, 70), (70, 1), (71, 9)):
         tokens, history = np.zeros(count, np.int32), np.zeros(start + count, np.int32)
         row = ForwardRow(start, tokens, history, 0, table, 1, OutputMode.SAMPLE, Sampling())
-        batch = Batch.of([row], _PAGE_SIZE, kernels.device)
+        batch = Batch.of(ForwardRows([row]), _PAGE_SIZE, kernels.device)
         prepared = kernels.prepare(batch, AttentionShape(_HEADS // _KV_HEADS, _DIM))
         qkv = torch.randn(count, (_HEADS + 2 * _KV_HEADS) * _DIM)
         yield f"attention, normed={normed}, {start}", kernels.attention(qkv, cache, prepared, weights)

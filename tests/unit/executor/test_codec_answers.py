@@ -14,6 +14,7 @@ from executor_service.contract.plan import (
     TokenScores,
 )
 from executor_service.rpc.codec.results import encode_result
+from tests.support.engine_steps import answered, planned
 
 
 def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> None:
@@ -31,9 +32,9 @@ def test_results_are_parallel_arrays_and_only_special_rows_have_details() -> Non
             np.array([[0.5, 1.5]], np.float32),
         ),
     ]
-    plan = StepPlan(step_id=9, rows=(refusal, refusal), openings=(refusal,))
+    plan = StepPlan(step_id=9, rows=planned((refusal, refusal)), openings=(refusal,))
     message = pb.StepResult()
-    encode_result(message, StepResult([], rows, 3, 2, 10, 20), plan, 77)
+    encode_result(message, StepResult([], answered(rows), 3, 2, 10, 20), plan, 77)
     packed = message.rows
     assert (list(packed.kv_lengths), list(packed.token_counts), list(packed.tokens)) == (
         [5, 0, 7],
@@ -58,7 +59,7 @@ def test_scores_and_vectors_are_details() -> None:
     rows = [RowResult(6, scores=scores), RowResult(6, hidden=np.array([0.5, 1.5], np.float32))]
     message = pb.StepResult()
     encode_result(
-        message, StepResult([], rows, 3, 2), StepPlan(openings=(Refusal(Reason.PAGES, ""),) * 2), 77
+        message, StepResult([], answered(rows), 3, 2), StepPlan(openings=(Refusal(Reason.PAGES, ""),) * 2), 77
     )
     one, other = message.rows.details
     assert one.scores == pb.Scores(

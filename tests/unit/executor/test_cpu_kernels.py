@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32, gelu32
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
@@ -141,7 +142,7 @@ class Attention:
     def run(
         self, kernels: Kernels, cache: LayerCache, rows: Sequence[ForwardRow], qkv: torch.Tensor
     ) -> torch.Tensor:
-        batch = Batch.of(rows, self.page_size, torch.device("cpu"))
+        batch = Batch.of(ForwardRows(rows), self.page_size, torch.device("cpu"))
         shape = AttentionShape(self.w.heads // self.w.kv_heads, self.w.head_dim)
         prepared = kernels.prepare(batch, shape)
         return kernels.attention(qkv.clone(), cache, prepared, self.w)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.model.norms import Norms
@@ -70,7 +71,7 @@ def test_a_stack_gives_the_bits_of_its_blocks(
     assert stack is not None
     one_by_one, stacked = ([kernels.new_cache(40, PAGE_SIZE, KV_HEADS, DIM) for _ in blocks] for _ in "ab")
     for starts, counts in (([0, 0, 0], [30, 1, 7]), ([30, 1, 7], [1, 1, 1]), ([31, 2, 8], [1, 5, 40])):
-        batch = Batch.of(rows_of(starts, counts), PAGE_SIZE, torch.device("cpu"))
+        batch = Batch.of(ForwardRows(rows_of(starts, counts)), PAGE_SIZE, torch.device("cpu"))
         prepared = kernels.prepare(batch, AttentionShape(HEADS // KV_HEADS, DIM))
         x = torch.randn(sum(counts), HIDDEN)
         with kernels.step():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from executor_service.contract.plan import Opening, OutputMode, Reason, Refusal, Row, StepPlan
-from tests.support.engine_steps import execute
+from tests.support.engine_steps import execute, planned
 from tests.unit.executor.fakes import continuation, limits, next_token
 from tests.unit.executor.harness import Harness, Release, Truncate, fork, opening, row
 
@@ -244,7 +244,9 @@ def test_duplicates_are_refused_all_of_them_and_only_they(h: Harness) -> None:
 def test_a_row_refused_by_the_codec_keeps_its_place(h: Harness) -> None:
     h.row(opening(1, PROMPT))
     refusal = Refusal(Reason.INVALID, "rows.tokens[0]: ids below 97, has 97")
-    result = execute(h.engine, StepPlan(rows=(refusal, row(1, 6)), openings=(refusal, opening(2, [1]))))
+    result = execute(
+        h.engine, StepPlan(rows=planned((refusal, row(1, 6))), openings=(refusal, opening(2, [1])))
+    )
     assert [r.refusal for r in result.rows] == [refusal, None, refusal, None]
 
 

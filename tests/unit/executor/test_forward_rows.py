@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.forward_rows import (
-    ForwardOutputs,
-    ForwardRows,
-    RowColumns,
-    columns_of,
-    drawn_by,
-    other_outputs,
-    others_of,
-)
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows, RowColumns
 from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import (
@@ -58,8 +50,8 @@ def chunk(start: int, count: int) -> ForwardRow:
 @pytest.mark.parametrize("others", [[], [chunk(3, 6)]])
 def test_columns_are_those_of_the_same_rows_as_objects(others: list[ForwardRow]) -> None:
     decodes = decode_rows([3, 4, 9], [-1, -1, -1])
-    rows = ForwardRows(decodes, others)
-    mine, expected = columns_of(rows, PAGE), columns_of(list(rows), PAGE)
+    rows = ForwardRows(others, decodes)
+    mine, expected = rows.columns(PAGE), ForwardRows(list(rows)).columns(PAGE)
     for name in RowColumns._fields:
         column, same = getattr(mine, name), getattr(expected, name)
         if name == "tables":
@@ -69,7 +61,7 @@ def test_columns_are_those_of_the_same_rows_as_objects(others: list[ForwardRow])
 
 
 def test_a_row_that_follows_another_has_no_token_in_its_column() -> None:
-    columns = columns_of(ForwardRows(decode_rows([5, 6], [1, -1]), []), PAGE)
+    columns = ForwardRows([], decode_rows([5, 6], [1, -1])).columns(PAGE)
     assert columns.follows.tolist() == [1, -1]
     assert columns.tokens.tolist() == [0, 16]
 
@@ -84,33 +76,25 @@ def test_the_other_rows_are_found_without_an_object_for_any_that_decodes() -> No
     decodes = Columns()
     decodes.indices.extend(range(3))
     other = chunk(0, 2)
-    rows = ForwardRows(decodes, [other])
+    rows = ForwardRows([other], decodes)
     assert len(rows) == 4
     assert rows[3] is other
-    assert others_of(rows) == [other]
+    assert rows.others == {3: other}
 
 
 def test_outputs_by_columns_are_the_same_as_objects() -> None:
-    last = RowOutput()
-    outputs = ForwardOutputs(np.array([7, 8, 9], np.int32), np.array([True, False, True]), [last])
-    objects = list(outputs)
-    assert [one.finite for one in objects] == [True, False, True, True]
-    assert [None if one.tokens is None else one.tokens.tolist() for one in objects] == [[7], None, [9], None]
-    for form in (outputs, objects):
-        tokens, not_finite = drawn_by(form, 3)
-        assert (tokens[0], tokens[2], not_finite) == (7, 9, {1: None})
-        assert other_outputs(form, 3) == [last]
-
-
-def test_the_reason_of_a_row_without_an_output_is_kept() -> None:
     refusal = Refusal(Reason.GRAMMAR, "nothing is allowed")
-    _, not_finite = drawn_by([RowOutput(finite=False, refusal=refusal)], 1)
-    assert not_finite == {0: refusal}
+    one, two = RowOutput(np.array([7], np.int32)), RowOutput(np.array([9], np.int32))
+    objects = [one, RowOutput(finite=False, refusal=refusal), two, last := RowOutput()]
+    outputs = ForwardOutputs.of(objects, 3)
+    assert (outputs.tokens, outputs.not_finite, outputs.others) == ([7, 0, 9], {1: refusal}, {3: last})
+    assert repr(list(outputs)) == repr(objects)
+    assert outputs[-1] is last
 
 
 def test_a_decode_with_another_number_of_tokens_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="gave 2 tokens for 1 output position"):
-        drawn_by([RowOutput(np.array([1, 2], np.int32))], 1)
+        ForwardOutputs.of([RowOutput(np.array([1, 2], np.int32))], 1)
 
 
 @pytest.mark.parametrize(("asked", "drawn"), [(0.0, 0.0), (1e-9, MIN_TEMPERATURE), (0.5, 0.5)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
@@ -100,7 +101,7 @@ def test_the_cpu_kernels_write_the_same_numbers_and_scales(page_size: int, kind:
     plain = PlainKernels(CPU, torch.float32, cache_dtype=torch.int8)
     every: tuple[Kernels, ...] = kind(1, torch.int8), plain
     ours, theirs = (kernels.new_cache(5, page_size, HEADS, DIM) for kernels in every)
-    batch = Batch.of([make_row(range(tokens), [3, 1, 2])], page_size, CPU)
+    batch = Batch.of(ForwardRows([make_row(range(tokens), [3, 1, 2])]), page_size, CPU)
     for kernels, cache in zip(every, (ours, theirs), strict=True):
         kernels.attention(qkv.clone(), cache, kernels.prepare(batch, AttentionShape(1, DIM)), w)
     tiles = -(-page_size // 16)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from executor_service.contract.plan import NO_TOKENS, Reason, Refusal, Row, StepPlan
-from executor_service.contract.planned_rows import PlannedRows
-from tests.support.engine_steps import execute
+from tests.support.engine_steps import execute, planned
 from tests.unit.executor.fakes import limits
 from tests.unit.executor.harness import Harness, opening
 
@@ -28,7 +27,7 @@ def verify(cache_id: int, kv_length: int) -> Row:
 
 def test_columns_hold_the_same_rows_in_the_same_order() -> None:
     rows: list[Row | Refusal] = [decode(3, 7), REFUSED, verify(4, 9), decode(5, 1)]
-    columns = PlannedRows.of(rows)
+    columns = planned(rows)
     assert [repr(row) for row in columns] == [repr(row) for row in rows]
     assert columns[2] is rows[2]
     assert columns[1:3] == rows[1:3]
@@ -54,7 +53,7 @@ def refused(rows: Sequence[Row | Refusal]) -> list[Refusal | None]:
     h = Harness()
     for cache_id in (1, 2, 3):
         h.row(opening(cache_id, [cache_id] * 6))
-    results = execute(h.engine, StepPlan(rows=rows)).rows
+    results = execute(h.engine, StepPlan(rows=planned(rows))).rows
     h.engine.store.check()
     assert [row.kv_length for row in results] == [0 if row.refusal else 7 for row in results]
     return [row.refusal for row in results]

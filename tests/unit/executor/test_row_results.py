@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from paceline.executor.v1 import executor_pb2 as pb
 
-from executor_service.contract.plan import Reason, Refusal, RowResult, StepPlan, StepResult
-from executor_service.contract.row_results import RowResults
+from executor_service.contract.plan import Reason, Refusal, RowResult, RowResults, StepPlan, StepResult
 from executor_service.rpc.codec.results import encode_result
+from tests.support.engine_steps import answered, planned
 
 REFUSED = Refusal(Reason.PAGES, "no")
 OBJECTS = [
@@ -31,10 +29,10 @@ def columns() -> RowResults:
     return made
 
 
-def encoded(results: Sequence[RowResult]) -> pb.StepResult:
+def encoded(results: RowResults) -> pb.StepResult:
     message = pb.StepResult()
     encode_result(
-        message, StepResult([], results, 3, 2), StepPlan(rows=[REFUSED] * 4, openings=(REFUSED,)), 1
+        message, StepResult([], results, 3, 2), StepPlan(rows=planned([REFUSED] * 4), openings=(REFUSED,)), 1
     )
     return message
 
@@ -49,7 +47,7 @@ def test_columns_hold_the_same_results_in_the_same_order() -> None:
 
 def test_answers_do_not_depend_on_the_form_of_the_results() -> None:
     answer = encoded(columns())
-    assert answer == encoded(OBJECTS)
+    assert answer == encoded(answered(OBJECTS))
     assert list(answer.rows.kv_lengths) == [5, 0, 6, 8, 7]
     assert list(answer.rows.tokens) == [1, 9, 2, 3]
     assert [error.index for error in answer.rows.errors] == [1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from executor_service.backends.base import ForwardRow, PendingForward
+from executor_service.backends.base import PendingForward
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.steps.running_step import RunningStep, StepKind
 from tests.unit.executor.fakes import FakeBackend, ids
 from tests.unit.executor.harness import Harness, opening, row
@@ -18,7 +17,7 @@ class Watched(FakeBackend):
         self.seen: list[RunningStep | None] = []
         self.harness: Harness | None = None
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         assert self.harness is not None
         self.seen.append(self.harness.engine.running_step)
         return super().launch(rows)

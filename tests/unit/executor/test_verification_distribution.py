@@ -23,7 +23,7 @@ from executor_service.backends.torch_backend.ops import sampler as torch_sampler
 from executor_service.contract import noise
 from executor_service.contract.plan import Opening, OutputMode, Row, Sampling, StepPlan
 from executor_service.steps.engine import Engine
-from tests.support.engine_steps import execute
+from tests.support.engine_steps import execute, planned
 from tests.unit.executor.fakes import EMPTY, FakeBackend, limits
 
 VOCAB, CONTEXTS, DRAFTS = 64, 4, 3
@@ -156,7 +156,7 @@ def run_engine(drafter: Drafter, sampler: Sampler, seeds: NDArray[np.uint64], co
                 zip(lengths.tolist(), drafts.T.astype(np.int32), strict=True)
             )
         )
-        for index, result in enumerate(execute(engine, StepPlan(rows=rows)).rows):
+        for index, result in enumerate(execute(engine, StepPlan(rows=planned(rows))).rows):
             assert result.refusal is None
             counts.add(int(last[index]), result.tokens)
             last[index], lengths[index] = result.tokens[-1], result.kv_length

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
 from executor_service.backends.oracle_backend.clocked_oracle import oracle_of
 from executor_service.backends.oracle_backend.oracle import OracleBackend
 from executor_service.backends.oracle_backend.settings import OracleSettings
@@ -184,7 +184,7 @@ class Device(DeferredBackend):
         self.finishing = threading.Semaphore(0)
         self.launched = threading.Semaphore(0)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> DeferredForward:
+    def launch(self, rows: ForwardRows) -> DeferredForward:
         forward = GatedForward(self, super().launch(rows))
         self.launched.release()
         return forward  # type: ignore[return-value]
@@ -202,7 +202,7 @@ class GatedForward:
                 assert self._device.finishing.acquire(timeout=10)
                 self._done = True
 
-    def outputs(self) -> list[RowOutput]:
+    def outputs(self) -> ForwardOutputs:
         self.wait()
         return self._forward.outputs()
 

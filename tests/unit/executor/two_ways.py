@@ -32,7 +32,7 @@ from executor_service.contract.plan import (
     StepResult,
     Truncate,
 )
-from tests.support.engine_steps import BegunStep, begin, execute
+from tests.support.engine_steps import BegunStep, begin, execute, planned
 from tests.unit.executor.deferred import DeferredBackend
 from tests.unit.executor.fakes import EMPTY, VOCAB, FakeBackend, continuation, ids
 from tests.unit.executor.harness import Harness
@@ -81,7 +81,7 @@ class Client:
         if self.likely(1):
             rows.append(self.row(self.random.randrange(1, self.next_id + 1)))
         openings = [self.opening() for _ in range(0 if self.session.caches and self.likely(85) else 2)]
-        return StepPlan(ops=ops, rows=tuple(rows), openings=tuple(openings))
+        return StepPlan(ops=ops, rows=planned(rows), openings=tuple(openings))
 
     def learn(self, plan: StepPlan, result: StepResult) -> None:
         """Remember whom to release."""
@@ -208,7 +208,7 @@ def counted(harness: Harness) -> tuple[object, ...]:
 def of_objects(plan: StepPlan) -> StepPlan:
     """The same plan with no row by columns: each has an array of tokens of its own, if an empty one."""
     rows = [replace(row, tokens=row.tokens.copy()) if isinstance(row, Row) else row for row in plan.rows]
-    return replace(plan, rows=rows)
+    return replace(plan, rows=planned(rows))
 
 
 class TwoWays:

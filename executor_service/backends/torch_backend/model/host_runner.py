@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_service.backends.base import ComputedForward, ForwardRow, PendingForward, Progress, RowOutput
+from executor_service.backends.base import ComputedForward, PendingForward, Progress
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows, RowOutput
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.prompt_outputs import joined, output_states, prompt_outputs
 from executor_service.backends.torch_backend.model.row_numbers import pack_rows, unpack_rows
@@ -39,12 +40,12 @@ class HostRunner:
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """Do nothing: CUDA graphs need the `DeviceRunner`."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         self._tell(lambda: pack_rows(rows))
         return self._launch(rows)
 
     def repeat(self, message: Numbers) -> None:
-        self._launch(unpack_rows(message))
+        self._launch(ForwardRows(unpack_rows(message)))
 
     def copy_page(self, source: int, target: int) -> None:
         with torch.inference_mode():
@@ -53,15 +54,17 @@ class HostRunner:
     def close(self) -> None:
         """Do nothing: nothing is captured."""
 
-    def _launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def _launch(self, rows: ForwardRows) -> PendingForward:
         order = by_slot(rows)
         if order is None:
-            return ComputedForward(self._compute(rows, None))
-        results = self._compute([rows[i] for i in order], self._adapters)
-        found = dict(zip(order, results, strict=False))  # ranks above 0 have fewer, which nobody reads
-        return ComputedForward([found[i] for i in sorted(found)])
+            results = self._compute(rows, None)
+        else:
+            results = self._compute(ForwardRows(rows[i] for i in order), self._adapters)
+            found = dict(zip(order, results, strict=False))  # ranks above 0 have fewer, which nobody reads
+            results = [found[i] for i in sorted(found)]
+        return ComputedForward(ForwardOutputs.of(results, rows.decodes))
 
-    def _compute(self, rows: Sequence[ForwardRow], adapters: SlotAdapters | None) -> list[RowOutput]:
+    def _compute(self, rows: ForwardRows, adapters: SlotAdapters | None) -> list[RowOutput]:
         """The results in the order of the rows, in which those of one slot follow each other."""
         model = self._model
         with torch.inference_mode(), model.kernels.step():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_service.backends.base import ForwardRow, PendingForward, Progress
+from executor_service.backends.base import PendingForward, Progress
+from executor_service.backends.forward_rows import ForwardRows
 
 Numbers = NDArray[np.int32]
 Tell = Callable[[Callable[[], Numbers]], None]
@@ -23,7 +24,7 @@ class Runner(Protocol):
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         """As `Backend.capture`."""
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         """As `Backend.launch`."""
 
     def repeat(self, message: Numbers) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from executor_service.backends.base import ForwardOutput, ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.model.viewed_attention import ViewedAttention
@@ -82,7 +83,7 @@ def _hidden(
         rows.append(_prompt_row(tokens, pages, pages + count, Sampling()))
         pages += count
     # All layers share one layer's storage: a layer reads only the keys and values that it has just written.
-    batch = Batch.of(rows, page_size, model.kernels.device)
+    batch = Batch.of(ForwardRows(rows), page_size, model.kernels.device)
     attend = None if view.is_plain else ViewedAttention(model.kernels, view)
     scratch = (attend or model.kernels).new_cache(pages, page_size, spec.kv_heads, spec.head_dim)
     prepared = model.prepare(batch) if attend is None else batch

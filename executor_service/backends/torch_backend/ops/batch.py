@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_service.backends.base import ForwardRow
-from executor_service.backends.forward_rows import RowColumns, columns_of
+from executor_service.backends.forward_rows import ForwardRow, ForwardRows, RowColumns
 from executor_service.backends.prompt_outputs import states_of
 
 LOGITS_ROWS = 256
@@ -83,9 +82,9 @@ class Batch:
     states: torch.Tensor  # int64 [states]: indices of the tokens whose states are needed, for `prompt`s too
 
     @classmethod
-    def of(cls, rows: Sequence[ForwardRow], page_size: int, device: torch.device) -> Batch:
+    def of(cls, rows: ForwardRows, page_size: int, device: torch.device) -> Batch:
         """The batch of these rows, in their order."""
-        layout = lay_out(columns_of(rows, page_size), page_size)
+        layout = lay_out(rows.columns(page_size), page_size)
         states = layout.outputs
         if any(row.prompt is not None for row in rows):
             ends = layout.counts.cumsum(dtype=np.int32)

@@ -22,6 +22,7 @@ from executor_service.backends.base import (
     Synchronous,
     TokenizerBundle,
 )
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.resident import resident_bytes
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
@@ -124,7 +125,7 @@ class LeaderBackend(Synchronous):
         with self._all_or_none():
             self._backend.capture(rows, tokens, progress)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         """Start one forward on every rank, which rank 0's runner tells the others."""
         with self._all_or_none():
             return self._backend.launch(rows)

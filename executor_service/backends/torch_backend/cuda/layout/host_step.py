@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.forward_rows import RowColumns, columns_of, others_of
+from executor_service.backends.forward_rows import ForwardRows, RowColumns
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import TILE_FIELDS, tile_tokens
 from executor_service.backends.torch_backend.cuda.layout.rows import Ints, Tiling, cut, most_work
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
@@ -77,8 +77,8 @@ class StepNumbers:
 class HostStep(StepNumbers):
     """Those of some rows."""
 
-    def __init__(self, rows: Sequence[ForwardRow], page_size: int, tiling: Tiling) -> None:
-        columns, others = columns_of(rows, page_size), others_of(rows)
+    def __init__(self, rows: ForwardRows, page_size: int, tiling: Tiling) -> None:
+        columns, others = rows.columns(page_size), list(rows.others.values())
         at = _numbering(columns) if others else _numbering_of_decodes(columns)
         table_ends = np.array([0, *accumulate(map(len, columns.tables))], np.int32)
         table_starts = table_ends[:-1]

@@ -38,7 +38,7 @@ class LateAnswers:
         end = 0
         for span in plan.spans:
             begin, end = end, end + span.positions
-            output = outputs[span.row]
+            output = outputs.others[span.row]
             if not output.finite:
                 continue
             if begin in plan.copied:
@@ -48,7 +48,8 @@ class LateAnswers:
                 row, in_prompt = self._rows[span.row], len(span.targets) > 0
                 first = begin - plan.measured.start
                 mine = slice(first, first + (span.positions if in_prompt else masked_outputs(row)))
-                outputs[span.row] = _measured(output, row, floats[mine], ints[mine], in_prompt=in_prompt)
+                found = _measured(output, row, floats[mine], ints[mine], in_prompt=in_prompt)
+                outputs.others[span.row] = found
 
 
 def _measured(

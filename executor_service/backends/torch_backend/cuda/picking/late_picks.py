@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from executor_service.backends.base import ForwardRow
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts, download, upload
@@ -55,7 +56,7 @@ class LatePicks:
 
     def enqueue(
         self,
-        rows: Sequence[ForwardRow],
+        rows: ForwardRows,
         indices: Sequence[int],
         picked: Picked,
         step: HostStep,

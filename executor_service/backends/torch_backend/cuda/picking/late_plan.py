@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow
-from executor_service.backends.forward_rows import others_of
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.ops.sampler import masks_stops, penalizes
 from executor_service.contract.plan import NO_TOKENS, OutputMode, TokenIds
 
@@ -63,23 +63,20 @@ class LatePlan:
         return [span for span, end in zip(self.spans, ends, strict=True) if end <= self.again]
 
 
-def plan_late(rows: Sequence[ForwardRow], indices: Sequence[int], *, prompts: bool) -> LatePlan | None:
+def plan_late(rows: ForwardRows, indices: Sequence[int], *, prompts: bool) -> LatePlan | None:
     """The plan for some rows of a step, with `prompts` also for the targets of prompts; None: empty.
 
     indices: none of rows that only decode.
     """
     special = [i for i in indices if rows[i].outputs and _is_special(rows[i])]
-    others = others_of(rows)
-    first = len(rows) - len(others)  # rows, tokens and outputs before them
+    others, first = rows.others, rows.decodes  # rows, tokens and outputs before them
     scored = []
     if prompts:
-        scored = [
-            i for i, row in enumerate(others, first) if row.prompt is not None and len(row.prompt.targets)
-        ]
+        scored = [i for i, row in others.items() if row.prompt is not None and len(row.prompt.targets)]
     if not (special or scored):
         return None
-    token_ends = (first + np.cumsum([len(row.tokens) for row in others])).tolist()
-    output_ends = (first + np.cumsum([row.outputs for row in others])).tolist()
+    token_ends = (first + np.cumsum([len(row.tokens) for row in others.values()])).tolist()
+    output_ends = (first + np.cumsum([row.outputs for row in others.values()])).tolist()
 
     def outputs_of(i: int) -> Span:
         count = rows[i].outputs

@@ -27,7 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_service.backends.base import ForwardRow, ModelError, PendingForward, Progress
+from executor_service.backends.base import ModelError, PendingForward, Progress
+from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.launch.launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
@@ -103,12 +104,12 @@ class DeviceRunner:
     def capture(self, rows: int, tokens: int, progress: Progress) -> None:
         vocabulary = self._shard.whole_vocabulary(self._model.spec.vocab_size)
         for slot in (-1, 0) if self._slot_count else (-1,):  # compiled here, not in a step
-            self.launch(rows_of_every_kind(vocabulary, slot)).outputs()
+            self.launch(ForwardRows(rows_of_every_kind(vocabulary, slot))).outputs()
         if self._model.capturable:
             self._tell(lambda: np.array([RankMessage.CAPTURE, rows, tokens], np.int32))
             self._capture(rows, tokens, progress)
 
-    def launch(self, rows: Sequence[ForwardRow]) -> PendingForward:
+    def launch(self, rows: ForwardRows) -> PendingForward:
         with torch.inference_mode():
             step = HostStep(rows, self._page_size, self._tiling)
             self._tell(lambda: np.append(np.int32(RankMessage.STEP), step.pack()))

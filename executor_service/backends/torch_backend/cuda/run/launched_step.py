@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from executor_service.backends.base import ForwardRow, RowOutput
-from executor_service.backends.forward_rows import ForwardOutputs, others_of
+import numpy as np
+
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows, RowOutput
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
 from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked
@@ -26,7 +27,7 @@ class LaunchedStep:
         self,
         model: Model,
         late: LatePicks,
-        rows: Sequence[ForwardRow],
+        rows: ForwardRows,
         picked: Picked,
         step: HostStep,
         hosts: HostBuffers,
@@ -39,21 +40,20 @@ class LaunchedStep:
         self._device, self._timeout_s = picked.picks.device, timeout_s
         self._done: StepEvent | None = None
         self._masks: Mapping[int, Masks | None] = {}  # that came later
-        others = others_of(rows)
+        others = rows.others
         self._answers: list[LateAnswers | PromptVectors | None] = []
         now: list[int] = []
         if others:
-            first = len(rows) - len(others)
-            now += [index for index, row in enumerate(others, start=first) if not row.masked_later]
+            now += [index for index, row in others.items() if not row.masked_later]
             self._answers.append(late.enqueue(rows, now, picked, step, prompts=True))
-            if wants_vectors(others):
+            if wants_vectors(others.values()):
                 self._answers.append(PromptVectors(model, rows, picked.residual))
         if len(now) == len(others):
             self._read_back()
 
     def constrain(self, masks: Mapping[int, Masks | None]) -> None:
-        rows = [replace(row, masks=masks[i]) if i in masks else row for i, row in enumerate(self._rows)]
-        self._masks = masks
+        self._masks, rows = masks, self._rows
+        rows.others |= {i: replace(rows.others[i], masks=mask) for i, mask in masks.items()}
         self._answers.append(self._late.enqueue(rows, list(masks), self._picked, self._step, prompts=False))
         self._read_back()
 
@@ -69,23 +69,23 @@ class LaunchedStep:
         if self._done is not None:
             self._done.wait()
 
-    def outputs(self) -> Sequence[RowOutput]:
+    def outputs(self) -> ForwardOutputs:
         self.wait()
         tokens, finite = self._picks.numpy().copy()
         self._hosts.give_back(self._host)
-        others = others_of(self._rows)
-        end = decodes = len(self._rows) - len(others)
-        outputs = ForwardOutputs(tokens[:decodes], finite[:decodes] != 0, [])
-        for index, row in enumerate(others, start=decodes):
+        end = decodes = self._rows.decodes
+        bad = [] if finite[:decodes].all() else np.flatnonzero(finite[:decodes] == 0).tolist()
+        outputs = ForwardOutputs(tokens[:decodes].tolist(), dict.fromkeys(bad), {})
+        for index, row in self._rows.others.items():
             begin, end = end, end + row.outputs
             masks = self._masks.get(index)
             verified = begin + (row.outputs if masks is None else len(masks))
             if not finite[begin:verified].all():
-                outputs.others.append(RowOutput(finite=False))
+                outputs.others[index] = RowOutput(finite=False)
             elif row.outputs and row.output is OutputMode.SAMPLE:
-                outputs.others.append(RowOutput(tokens=tokens[begin:verified]))
+                outputs.others[index] = RowOutput(tokens=tokens[begin:verified])
             else:
-                outputs.others.append(RowOutput())
+                outputs.others[index] = RowOutput()
         for answers in self._answers:
             if answers is not None:
                 answers.read(outputs)

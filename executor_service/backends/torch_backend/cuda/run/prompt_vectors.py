@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from executor_service.backends.base import HIDDEN_UNIT, ForwardRow, RowOutput
-from executor_service.backends.forward_rows import ForwardOutputs
+from executor_service.backends.forward_rows import ForwardOutputs, ForwardRows
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import download, upload
 from executor_service.backends.torch_backend.model.model import Model
 
@@ -18,7 +18,7 @@ _TOKENS = 1024  # whose hidden states exist at a time in fp64
 class PromptVectors:
     """The vectors of a step's rows, on their way to the host."""
 
-    def __init__(self, model: Model, rows: Sequence[ForwardRow], residual: torch.Tensor) -> None:
+    def __init__(self, model: Model, rows: ForwardRows, residual: torch.Tensor) -> None:
         """Enqueue them. residual [tokens, hidden]: of the step."""
         self._last = [i for i, row in enumerate(rows) if row.prompt is not None and row.prompt.last]
         self._total = [i for i, row in enumerate(rows) if row.prompt is not None and row.prompt.total]
@@ -49,17 +49,17 @@ class PromptVectors:
         if self._last:
             for i, vector in zip(self._last, self._vectors.numpy().copy(), strict=True):
                 if not np.isfinite(vector).all():
-                    outputs[i] = RowOutput(finite=False)
-                elif outputs[i].finite:
-                    outputs[i].hidden = vector
+                    outputs.others[i] = RowOutput(finite=False)
+                elif outputs.others[i].finite:
+                    outputs.others[i].hidden = vector
         if self._total:
             for i, total in zip(self._total, self._sums.numpy().copy(), strict=True):
                 if not np.isfinite(total).all():
-                    outputs[i] = RowOutput(finite=False)
-                elif outputs[i].finite:
-                    outputs[i].hidden_sum = total
+                    outputs.others[i] = RowOutput(finite=False)
+                elif outputs.others[i].finite:
+                    outputs.others[i].hidden_sum = total
 
 
-def wants_vectors(rows: Sequence[ForwardRow]) -> bool:
+def wants_vectors(rows: Iterable[ForwardRow]) -> bool:
     """Whether any row asks for a vector."""
     return any(row.prompt is not None and (row.prompt.last or row.prompt.total) for row in rows)
