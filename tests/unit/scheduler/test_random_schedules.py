@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, Request
 from scheduler_service.core.step import Capacity
+from tests.support.failed_schedules import FOLDER, save
 from tests.unit.executor.deferred import Deferring
 from tests.unit.scheduler.engine_executor import ADAPTERS, EngineExecutor
 from tests.unit.scheduler.grammar_conditions import (
@@ -105,11 +107,19 @@ class Run:
         self.losses_in_flight: dict[str, int] = {}
         self.idle_steps = 0
         self.squeezed = False
+        self.number = 0  # of the step that is taken
+        self.journal: list[object] = []  # plans and their answers
+
+    def whole(self) -> None:
+        """Run it to its end, and judge what it brought."""
+        self.go()
+        self.judge()
+        self.conditions.ended()
 
     def go(self) -> None:
-        harness, number = self.harness, 0
+        harness = self.harness
         last = max(*self.schedule.arrivals, *(h.step for h in self.schedule.happenings), 0)
-        while number <= last or not harness.idle:
+        while (number := self.number) <= last or not harness.idle:
             for request, arrival, begun in zip(
                 self.schedule.requests, self.schedule.arrivals, self.schedule.begun, strict=True
             ):
@@ -128,7 +138,7 @@ class Run:
             self.step(number)
             self.idle_steps = self.idle_steps + 1 if self.stuck(before) else 0
             assert self.idle_steps < MAX_STEPS_WITHOUT_PROGRESS, "no progress"
-            number += 1
+            self.number += 1
         check_log(harness.core)
 
     def add(self, request: Request) -> None:
@@ -179,6 +189,7 @@ class Run:
                 self.happen(happening)
         self.run_draft()
         while (plan := self.harness.plan()) is not None:
+            self.journal.append(plan)
             self.conditions.sent(plan, tuple(self.harness.unanswered)[:-1])
             if self.schedule.late:
                 self.executor.send(plan)
@@ -188,6 +199,7 @@ class Run:
         if self.harness.unanswered:
             plan = self.harness.unanswered[0]
             answer = self.executor.execute(plan)
+            self.journal.append(answer)
             self.conditions.answered(plan, answer)
             self.harness.answer(answer)
         else:
@@ -317,11 +329,14 @@ class Run:
 
 
 def check(schedule: Schedule) -> Counter[str]:
-    """Run and judge it; returns what happened to sequences with a grammar."""
+    """Run and judge it; returns what happened to sequences with a grammar. A failure leaves a folder."""
     run = Run(schedule)
-    run.go()
-    run.judge()
-    run.conditions.ended()
+    try:
+        run.whole()
+    except Exception as error:
+        name = os.environ.get("PYTEST_CURRENT_TEST", "schedule").split("::")[-1].split(" ")[0]
+        save(FOLDER / name, schedule, run.number, error, run.journal)
+        raise
     counts = run.conditions.counts
     if isinstance(run.target, Deferring):
         counts[UNREAD] += run.target.open_lengths
