@@ -17,7 +17,7 @@ _NOTHING = range(0)
 
 
 class CachedSequence:
-    """The state behind one cache id. Owned by its session, changed by the device thread only.
+    """The state of one cache id. Owned by its session, changed by the device thread only.
 
     The KV of `ids[:length]` is cached; `ids[length:known]` are pending. Elements of `ids` from `known` on are
     not part of the sequence: drafts that are being verified, or unused capacity.

@@ -1,6 +1,6 @@
 """How much work the rules of a Lark grammar can make of one token; the library counts none of it.
 
-Its parser keeps a row of items behind each terminal. An item in front of a rule tries all alternatives of
+Its parser keeps a row of items after each terminal. An item in front of a rule tries all alternatives of
 that rule, and each alternative that ends tries all places where the rule stands. Trying means to look through
 the row. So the work for a row grows with the sum, over all rules, of alternatives times places: 100
 alternatives "e e" of one rule e are 20,000, and took seconds for a token; 300 took minutes.

@@ -14,7 +14,7 @@ from executor_service.grammar.equivalents import ANNOTATIONS, demand, is_count
 from executor_service.grammar.shared import SharedSchemas
 
 MAX_ARRAYS = 400
-"""Arrays that stand for a schema. Their number of items behind one terminal is limited to 1,000."""
+"""Arrays that stand for a schema. Their number of items after one terminal is limited to 1,000."""
 
 _MAX_VALUES = 64
 _MAX_PLACES = 16

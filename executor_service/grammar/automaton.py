@@ -33,7 +33,7 @@ class Automaton:
 
     A replay ends early where its budget is used up, by ReplayUnfinished; the next `follow` goes on with it.
 
-    The mask behind the output is kept until the output is another one, so that it can be computed early.
+    The mask after the output is kept until the output is another one, so that it can be computed early.
     """
 
     def __init__(self, grammar: Grammar, budget: ReplayBudget | None = None) -> None:
@@ -48,11 +48,11 @@ class Automaton:
         self._alone = False  # the matcher, or the next one, shares its limits with no other
         self._output: TokenIds = NO_TOKENS  # what the matcher has consumed, and room to grow
         self._count = 0  # tokens consumed
-        self._mask: Masks | None = None  # behind these; None: not computed
+        self._mask: Masks | None = None  # after these; None: not computed
         self._verdict: tuple[TokenIds, str] | None = None  # an output whose replay was stuck, and why
 
     def follow(self, output: TokenIds) -> int:
-        """Go to behind `output`, or before its first token that is not allowed.
+        """Go to the end of `output`, or before its first token that is not allowed.
 
         Returns how many tokens were allowed. Raises GrammarStuck and ReplayUnfinished.
         """
@@ -71,7 +71,7 @@ class Automaton:
                     raise
 
     def why_not(self, output: TokenIds) -> str:
-        """Go to behind `output`. Returns why the grammar does not allow it; "" if it does.
+        """Go to the end of `output`. Returns why the grammar does not allow it; "" if it does.
 
         Raises ReplayUnfinished.
         """
@@ -156,7 +156,7 @@ class Automaton:
         return int((mine != theirs).argmax())
 
     def _consume(self, matcher: Matcher, tokens: TokenIds) -> bool:
-        """Consume tokens behind those consumed so far; whether all of them were allowed."""
+        """Consume tokens after those consumed so far; whether all of them were allowed."""
         self._mask = None
         taken = matcher.consume(tokens)
         before, self._count = self._count, self._count + taken

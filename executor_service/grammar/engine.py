@@ -2,7 +2,7 @@
 
 llguidance runs an Earley parser over a lexer of regular expressions' derivatives, along a trie of the
 vocabulary. Its limits count work. It does not count the tokens that end a sequence: a rollback over one of
-them would take back a token of the text. So what stands behind a text's end is kept here.
+them would take back a token of the text. So what stands after a text's end is kept here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REVISION = 4
 
 # Beside the fuel. With more symbols, compiling takes seconds; a state takes 1 to 2 kB.
 _MAX_SYMBOLS, _MAX_ITEMS, _MAX_STATES = 20_000, 15_000, 20_000
-# Of the parser, behind one terminal. In JSON they are bounded by the schema: 4 for an optional property.
+# Of the parser, after one terminal. In JSON they are bounded by the schema: 4 for an optional property.
 # In an ambiguous grammar of rules they grow with the text, and the work for a token with their cube.
 _MAX_ROW_ITEMS, _MAX_AMBIGUOUS_ITEMS = 1000, 250
 # Of a mask: items times `RuleCounts.row_work`, down to a third of the items.
@@ -99,7 +99,7 @@ class GrammarEngine:
         return compiled
 
     def _try_second(self, probe: TokenMatcher) -> None:
-        """Find out what exceeds the limits behind its first token. Raises GrammarStuck."""
+        """Find out what exceeds the limits after its first token. Raises GrammarStuck."""
         try:
             probe.mask()
         except GrammarStuck as error:
@@ -242,8 +242,8 @@ class TokenMatcher:
         lexer.matchers += 1
         self._escapes = escapes
         self._masked_first = masked_first
-        self._states = [OUTSIDE]  # of the escapes, before the text and behind each token of it
-        self._ended = 0  # tokens behind the text: only those that end a sequence
+        self._states = [OUTSIDE]  # of the escapes, before the text and after each token of it
+        self._ended = 0  # tokens after the text: only those that end a sequence
 
     def consume(self, tokens: NDArray[np.int32]) -> int:
         """As `Matcher.consume`."""

@@ -42,7 +42,7 @@ class Escapes:
         self._after: dict[tuple[int, int], int] = {}
         for token, text in enumerate(tokens):
             if text and b"\\" not in text and text[0] not in _STARTS:
-                continue  # allowed behind a backslash and where no escape is open, and none is open after it
+                continue  # allowed after a backslash and where no escape is open, and none is open after it
             for state in range(_STATES):
                 after = _read(state, text)
                 bits[state, token] = after is not None
@@ -52,7 +52,7 @@ class Escapes:
         """The tokens allowed in each state, [states, `mask_bytes`]."""
 
     def follow(self, state: int, tokens: Sequence[int]) -> list[int]:
-        """The states behind each of these tokens, up to the first that is not allowed."""
+        """The states after each of these tokens, up to the first that is not allowed."""
         states: list[int] = []
         for token in tokens:
             if not self.masks[state, token >> 3] >> (token & 7) & 1:
@@ -63,7 +63,7 @@ class Escapes:
 
 
 def _read(state: int, text: bytes) -> int | None:
-    """The state behind a text; None: it is not allowed."""
+    """The state after a text; None: it is not allowed."""
     for byte in text:
         if state == OUTSIDE:
             state = _BACKSLASH if byte == ord("\\") else OUTSIDE

@@ -47,5 +47,5 @@ def _schema(text: str, at: int, warnings: list[str]) -> tuple[str, int]:
         schema, end = _DECODER.raw_decode(text, begin)
         checked = json.dumps(engine_schema(schema, warnings))
     except (ValueError, RecursionError):
-        raise GrammarInvalid(f"{_JSON}: no JSON behind it") from None
+        raise GrammarInvalid(f"{_JSON}: no JSON after it") from None
     return checked.replace("::", r":\u003a").replace(_JSON, r"\u0025json"), end

@@ -1,4 +1,4 @@
-"""`LateGrammar`: a grammar of the output behind the first token of some id; before it, of nothing."""
+"""`LateGrammar`: a grammar of the output after the first token of some id; before it, of nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LateGrammar:
     def __init__(
         self, grammar: Grammar, begins_after: int, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
-        """`grammar` is that of the output behind the token `begins_after`, which ends no sequence."""
+        """`grammar` is that of the output after the token `begins_after`, which ends no sequence."""
         self.grammar, self.begins_after = grammar, begins_after
         self.warnings = grammar.warnings
         self.ends = np.array(sorted(eos_token_ids), np.int32)
@@ -32,7 +32,7 @@ class LateGrammar:
         return LateMatcher(self, alone=alone)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same grammar, compiled once, behind the same token."""
+        """Whether both are the same grammar, compiled once, after the same token."""
         if not isinstance(other, LateGrammar):
             return NotImplemented
         return self.grammar is other.grammar and self.begins_after == other.begins_after
@@ -49,7 +49,7 @@ class LateMatcher:
     def __init__(self, late: LateGrammar, *, alone: bool) -> None:
         self._late, self._alone = late, alone
         self._free = 0  # tokens consumed up to the first `begins_after`, with it
-        self._matcher: Matcher | None = None  # of the tokens behind it; None: it has not come
+        self._matcher: Matcher | None = None  # of the tokens after it; None: it has not come
         self._behind = 0  # tokens that the matcher has consumed
 
     def consume(self, tokens: NDArray[np.int32]) -> int:
@@ -60,9 +60,9 @@ class LateMatcher:
             self._free += taken
         if self._matcher is None or taken == len(tokens):
             return taken
-        behind = self._matcher.consume(tokens[taken:])
-        self._behind += behind
-        return taken + behind
+        consumed = self._matcher.consume(tokens[taken:])
+        self._behind += consumed
+        return taken + consumed
 
     def rollback(self, count: int) -> None:
         """As `Matcher.rollback`."""

@@ -26,7 +26,7 @@ class ReplayBudget:
 class ReplayAccount:
     """One replay's part of a budget: each time half of what those before it have left.
 
-    So those behind it go on, too. What its last piece took beyond that, it saves up for before the next one.
+    So those after it go on, too. What its last piece took beyond that, it saves up for before the next one.
     """
 
     def __init__(self, budget: ReplayBudget) -> None:

@@ -23,9 +23,9 @@ _PER_POSITION = ("logprobs", "top_ids", "top_logprobs", "logits")
 class StepCommit:
     """The commit of one step's rows. A row that is not finite is undone alone, without its neighbours."""
 
-    def __init__(self, rows: StepRows, store: SequenceStore, behind: StepRows | None = None) -> None:
-        """`behind`: the rows of the step behind it, if one is in flight."""
-        self._rows, self._store, self._pages, self._behind = rows, store, store.pages, behind
+    def __init__(self, rows: StepRows, store: SequenceStore, following: StepRows | None = None) -> None:
+        """`following`: the rows of the next step, if one is in flight."""
+        self._rows, self._store, self._pages, self._following = rows, store, store.pages, following
         self._computed = self._sampled = self._verified = self._accepted = 0
         self._prefill_rows = self._decode_rows = 0
         self.undone: list[tuple[AcceptedRow, Refusal]] = []
@@ -156,7 +156,7 @@ class StepCommit:
         A row in flight after it, which was reserved as if all drafts were accepted, starts at `length`.
         """
         pages, table = self._pages, row.sequence.table
-        follower = None if self._behind is None else self._behind.row_of(row.sequence)
+        follower = None if self._following is None else self._following.row_of(row.sequence)
         kept, count = length, table.count
         if follower is not None:
             follower.begin_at(length)

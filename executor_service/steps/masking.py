@@ -131,8 +131,8 @@ def forced_behind(sequence: CachedSequence, max_tokens: int) -> list[int]:
 
 
 def _refusal(field: str, error: GrammarStuck | ReplayUnfinished) -> Refusal:
-    behind = isinstance(error, ReplayUnfinished)
-    return Refusal(Reason.GRAMMAR_BEHIND if behind else Reason.GRAMMAR, f"{field}: {error}")
+    unfinished = isinstance(error, ReplayUnfinished)
+    return Refusal(Reason.GRAMMAR_BEHIND if unfinished else Reason.GRAMMAR, f"{field}: {error}")
 
 
 def _output_behind(row: Row, sequence: CachedSequence, end: int) -> TokenIds:

@@ -233,10 +233,10 @@ class Pipeline:
         commit.take(outputs)
         if commit.constrained:
             self._unprepared = deque(commit.constrained)
-        for behind in self._in_flight:
-            behind.rows.refuse_followers(commit.undone)
+        for later in self._in_flight:
+            later.rows.refuse_followers(commit.undone)
             held = pages.free
-            bring_masks(behind.rows, behind.forward, self._store)
+            bring_masks(later.rows, later.forward, self._store)
             commit.freed_behind += pages.free - held
         self._free_by_commits += pages.free - free
         self._cached_by_commits += pages.cached - cached

@@ -232,7 +232,7 @@ class RowReservation:
             and (sequence.hidden_sum is None or follows >= 0)
         ):
             return _invalid(
-                f"rows.outputs[{index}]: POOLING_MEAN has no vector behind the opening's tokens, or after a "
+                f"rows.outputs[{index}]: POOLING_MEAN has no vector after the opening's tokens, or after a "
                 "truncation"
             )
         score_bytes = 0

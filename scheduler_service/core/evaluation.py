@@ -48,7 +48,7 @@ class Evaluation:
         """For each input, another one that is computed before it, for their common prefix.
 
         Only the part of an input that may come from the prefix cache counts: nothing of it with
-        HiddenPooling.MEAN, and nothing behind the first scored token but one.
+        HiddenPooling.MEAN, and nothing after the first scored token but one.
         """
         if len(self.inputs) < 2 or self.pooling is HiddenPooling.MEAN:
             return [None] * len(self.inputs)

@@ -44,8 +44,8 @@ class SequenceQueue:
                 return items[at]
             at += 1
             if (count := len(live.sequences)) > 1:
-                behind = (*live.sequences[0].key[:-1], count)
-                at = bisect_left(items, behind, at, key=_key)
+                last = (*live.sequences[0].key[:-1], count)
+                at = bisect_left(items, last, at, key=_key)
         return None
 
     def position(self, sequence: LiveSequence) -> int:

@@ -160,7 +160,7 @@ def shortcomings(facts: ExecutorFacts, model: ServedModel) -> list[str]:
         "max_logit_bias": (facts.max_logit_bias, limits.max_logit_bias),
         "max_logprobs": (facts.max_logprobs, limits.max_logprobs),
         "max_grammar_bytes": (facts.max_grammar_bytes, model.max_grammar_bytes),
-        "grammars that begin behind a token": (facts.grammars_begin, model.grammars_begin),
+        "grammars that begin after a token": (facts.grammars_begin, model.grammars_begin),
         "adapters": (facts.capacity.max_adapter_slots > 0, model.has_adapters),
         "scores": (facts.scores(limits.max_logprobs), model.can_score),
         "hidden_size": (facts.embedding_size, model.embedding_size),

@@ -3,7 +3,7 @@
 Accepting a call from gRPC costs the event loop 0.1 ms; reading its message and then admitting or refusing it
 costs several times that. gRPC hands calls over one by one in the order of their arrival, whichever caller
 they are from. So while calls keep arriving, only a few of each caller are processed and the others wait: a
-call behind thousands of another caller's is delayed by accepting those, but not by processing them.
+call after thousands of another caller's is delayed by accepting those, but not by processing them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def behind_reasoning(checked: CheckedRequest, reading: ChatReading, model: Serve
     if not model.grammars_begin:
         raise unsupported(
             checked.grammar_field,
-            "the executor has no grammars that begin behind the reasoning; turn the reasoning off",
+            "the executor has no grammars that begin after the reasoning; turn the reasoning off",
         )
     late = replace(grammar, begins_after=reading.reasoning.end)
     return replace(checked, sampling=replace(checked.sampling, grammar=late))

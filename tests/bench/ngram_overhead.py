@@ -42,7 +42,7 @@ def measure(prompt: list[int], output: list[int], most: int, steps: int) -> tupl
     """Microseconds of each step, and the mean tokens emitted in one."""
     tokens = list(prompt)
     drafter = NgramDrafter(tokens, ngram_populations())
-    while drafter.index.behind:
+    while drafter.index.lag:
         drafter.update()
     took: list[float] = []
     at = 0
@@ -67,12 +67,12 @@ def prompt_cost(prompt: list[int]) -> tuple[float, float]:
     """Microseconds and bytes per token of indexing a prompt."""
     drafter = NgramDrafter(list(prompt), ngram_populations())
     began = time.perf_counter()
-    while drafter.index.behind:
+    while drafter.index.lag:
         drafter.update()
     took = (time.perf_counter() - began) * 1e6
     tracemalloc.start()
     drafter = NgramDrafter(prompt, ngram_populations())
-    while drafter.index.behind:
+    while drafter.index.lag:
         drafter.update()
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

@@ -133,7 +133,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin the work, unless the last one has not ended. One that a fork left behind has."""
+        """Begin the work, unless the last one has not ended. The work of a process before a fork has."""
 
         def run() -> None:
             with suppress(ValueError):  # gRPC's for a call on a channel that was closed meanwhile

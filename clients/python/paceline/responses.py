@@ -131,7 +131,7 @@ def completions(
 
 
 def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """The model behind the scheduler, and the limits of requests."""
+    """The scheduler's model, and the limits of requests."""
     return ModelInfo(
         name=message.name,
         architecture=message.architecture,

@@ -240,7 +240,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model behind a scheduler; lengths in tokens."""
+    """The model of a scheduler; lengths in tokens."""
 
     name: str
     architecture: str

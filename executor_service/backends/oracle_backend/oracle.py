@@ -61,7 +61,7 @@ Indices = NDArray[np.int64]
 
 
 class OracleBackend(Synchronous):
-    """The oracle behind the `Backend` protocol; KV is a uint64 array [pages, page_size]."""
+    """The oracle as a `Backend`; KV is a uint64 array [pages, page_size]."""
 
     max_piece_tokens = 2048  # as on a GPU, which the oracle simulates
 

@@ -70,7 +70,7 @@ class ProjectionFactors:
 
 
 class PagedAttentionBackend(Synchronous):
-    """The reference model behind the `Backend` protocol; KV in fp32 pages."""
+    """The reference model as a `Backend`; KV in fp32 pages."""
 
     def __init__(self, config: PagedAttentionConfig | None = None) -> None:
         self._config = config = config or PagedAttentionConfig()

@@ -1,4 +1,4 @@
-"""`TorchBackend`: a model of one of `families.FAMILIES` behind the engine's `Backend` interface."""
+"""`TorchBackend`: a model of one of `families.FAMILIES` as the engine's `Backend`."""
 
 from __future__ import annotations
 

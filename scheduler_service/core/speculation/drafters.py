@@ -49,7 +49,7 @@ class NgramDrafter:
 
         stride: index every `stride`-th pair only, as in `NgramIndex.update`.
 
-        Call it after every append, and in every step while `index.behind`, from the prefill on.
+        Call it after every append, and in every step while `index.lag`, from the prefill on.
         """
         index = self.index
         indexed = index.update(budget, stride)

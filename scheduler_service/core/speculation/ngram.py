@@ -59,7 +59,7 @@ class NgramIndex:
         self.broke = False
 
     @property
-    def behind(self) -> int:
+    def lag(self) -> int:
         """Tokens that are not indexed yet."""
         return len(self._tokens) + 1 - len(self._earlier)
 

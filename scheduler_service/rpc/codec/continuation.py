@@ -36,7 +36,7 @@ def check_continuation(
         if ids and max(ids) >= model.vocab_size:
             raise invalid(f"{field}.token_ids", f"has ids beyond the vocabulary of {model.vocab_size}")
         if any(id_ in ends for id_ in ids[min_tokens:-1]):
-            raise invalid(f"{field}.token_ids", "goes on behind a token that ended it")
+            raise invalid(f"{field}.token_ids", "goes on after a token that ended it")
         if len(one.argument_bytes) > len(ids):
             raise invalid(f"{field}.argument_bytes", "has more calls than there are tokens")
         completions.append(Continued(one.index, ids, one.finished))

@@ -84,8 +84,8 @@ class RerankTask:
         documents: Sequence[PlainItem], query: PlainItem, message: pb.RerankRequest
     ) -> list[TextItem]:
         """What comes before the query, for each document; and the query."""
-        behind = f"\n\n{message.instruction}\n\n" if message.instruction else "\n\n"
-        return [*(PlainItem(one.field, one.text + behind) for one in documents), query]
+        ending = f"\n\n{message.instruction}\n\n" if message.instruction else "\n\n"
+        return [*(PlainItem(one.field, one.text + ending) for one in documents), query]
 
     def evaluation(self, ids: Sequence[array[int]], max_tokens: int) -> Evaluation | None:
         """See `EvaluationTask`."""

@@ -60,7 +60,7 @@ BAD = {
         "beyond 64 bits",
     ),
     "the least integer, in lark": ("lark", 'start: %json\n{"const": -9223372036854775808}', "beyond 64 bits"),
-    "no json, in lark": ("lark", 'start: %json "x', "%json: no JSON behind it"),
+    "no json, in lark": ("lark", 'start: %json "x', "%json: no JSON after it"),
     "the least integer, in a tag": (
         "structural_tag",
         '{"structures": [{"begin": "<", "schema": {"const": -9223372036854775808}}], "triggers": ["<"]}',

@@ -282,7 +282,7 @@ def test_long_prompts_are_indexed_without_stalling_a_step() -> None:
     drafts = run.core._pool.running[0].draft_state
     assert drafts is not None
     assert drafts.ngram is not None
-    assert 9000 - 2 * 2048 <= drafts.ngram.index.behind < 9000
+    assert 9000 - 2 * 2048 <= drafts.ngram.index.lag < 9000
     run.run()
 
 

@@ -156,7 +156,7 @@ def facts_of(
         (facts_of(context=65, max_logprobs=6), ""),
         (facts_of(max_sequences=1, total_pages=4, max_drafts=0, max_adapter_slots=1), ""),
         (facts_of(ALL[:5]), "adapters: 0, not 1"),
-        (facts_of((*ALL[:2], *ALL[3:])), "grammars that begin behind a token: 0, not 1"),
+        (facts_of((*ALL[:2], *ALL[3:])), "grammars that begin after a token: 0, not 1"),
         (facts_of((*ALL[:1], *ALL[2:])), "max_grammar_bytes: 0, not 100"),
         (facts_of(ALL[1:]), "forks: 0, not 1"),
         (facts_of(context=63), "context_length: 63, not 64"),
@@ -198,7 +198,7 @@ def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> N
     named = {
         "adapters": "has_adapters",
         "forks": "max_n",
-        "grammars that begin behind a token": "grammars_begin",
+        "grammars that begin after a token": "grammars_begin",
         "scores": "can_score",
         "hidden_size": "embedding_size",
     }

@@ -359,7 +359,7 @@ class Client:
         )
 
     async def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
-        """The executors behind one scheduler that answers. Needs admin rights where callers need tokens."""
+        """The executors of one scheduler that answers. Needs admin rights where callers need tokens."""
         request = admin_pb2.ListExecutorsRequest()
         return responses.executors(
             await self._schedulers.call(lambda endpoint: endpoint.admin.ListExecutors, request, timeout_s)

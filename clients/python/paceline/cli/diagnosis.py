@@ -87,7 +87,7 @@ class Diagnosis:
     """The first problem found, or OK."""
 
     verdict: Verdict
-    detail: str  # the observation behind the verdict
+    detail: str  # what led to the verdict
     note: str = ""  # a further observation, such as different versions
 
     @property

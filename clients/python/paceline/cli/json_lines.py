@@ -29,7 +29,7 @@ class JsonLines(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor behind."""
+        """That of the stream that it writes to."""
         return self._sink.fileno()
 
     def writable(self) -> bool:
@@ -54,7 +54,7 @@ class JsonLines(io.TextIOBase):
         self._put({**fields, "service": service})
 
     def flush(self) -> None:
-        """Flush the stream behind."""
+        """Flush the stream that it writes to."""
         self._sink.flush()
 
     def _put(self, fields: dict[str, Any]) -> None:

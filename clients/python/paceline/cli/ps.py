@@ -66,7 +66,7 @@ def ps(
 
 
 def _stacks(token: str) -> Iterator[RunningStack]:
-    """The stacks whose processes live. A killed one may leave its directory behind."""
+    """The stacks whose processes live. A killed one may leave its directory."""
     for pid, directory in stack_directories():
         files = ChildFiles.of("scheduler", directory)
         try:

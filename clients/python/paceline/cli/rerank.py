@@ -34,7 +34,7 @@ def rerank(
     method: Annotated[
         MethodChoice,
         typer.Option(
-            help="likelihood: how likely the query is behind the document; for any model. yes_no: how"
+            help="likelihood: how likely the query is after the document; for any model. yes_no: how"
             " probable it is that the model says the document answers the query; for models trained to judge"
             " so (Qwen3-Reranker). Others, as the default model, rank wrong with it."
         ),

@@ -28,7 +28,7 @@ def score(
     file: InputFile = None,
     continuation: Annotated[
         list[str] | None,
-        typer.Option("--continuation", "-c", help="Score this behind the text. Repeatable, to compare."),
+        typer.Option("--continuation", "-c", help="Score this after the text. Repeatable, to compare."),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", min=0, help="Show each token, and the K likeliest instead of it.")
@@ -64,9 +64,9 @@ def score(
             if as_json:
                 write(json.dumps(dataclasses.asdict(one)) + "\n")
                 continue
-            behind = f"  {continuation[index]!r}" if continuation else ""
+            shown = f"  {continuation[index]!r}" if continuation else ""
             count = len(one.token_ids)
-            write(f"perplexity {one.perplexity:.3f}  logprob {one.logprob:.3f}  {count} tokens{behind}\n")
+            write(f"perplexity {one.perplexity:.3f}  logprob {one.logprob:.3f}  {count} tokens{shown}\n")
             if top_k is not None:
                 write("".join(_token_lines(one, text_of)))
 

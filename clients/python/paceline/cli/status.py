@@ -95,8 +95,8 @@ def _json(status: Status, executors: tuple[ExecutorStatus, ...], model: ModelInf
             "capabilities": model.capabilities,
             "tool_format": model.tool_format,
         }
-    behind = [dataclasses.asdict(one) for one in executors]
-    return json.dumps(dataclasses.asdict(status) | {"executors": behind, "model": about})
+    listed = [dataclasses.asdict(one) for one in executors]
+    return json.dumps(dataclasses.asdict(status) | {"executors": listed, "model": about})
 
 
 def table(
@@ -151,12 +151,12 @@ def table(
         counters.add_row(f"[dim]{left}[/]", left_value)
         if right:
             counters.add_row(f"[dim]{right}[/]", right_value)
-    behind = Table(box=None, padding=(0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for column in ("executor", "state", "pages used", "losses"):
-        behind.add_column(column, style=None, header_style="dim")
+        table.add_column(column, style=None, header_style="dim")
     for executor in executors:
-        behind.add_row(executor.address, _state(executor), _pages(executor), f"{executor.losses}")
-    return Group(counters, "", behind)
+        table.add_row(executor.address, _state(executor), _pages(executor), f"{executor.losses}")
+    return Group(counters, "", table)
 
 
 def _state(executor: ExecutorStatus) -> str:

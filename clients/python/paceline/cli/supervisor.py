@@ -48,7 +48,7 @@ class Child:
     `command(port)` returns its command line. The process must write `port_file` once it listens, and end
     when its standard input ends, so that it does not outlive its parent. `secrets` is written to its standard
     input at each start. `watch` detects that it is frozen. It has a session of its own: Ctrl-C reaches the
-    parent alone, and processes that the child leaves behind are killed with its process group.
+    parent alone, and processes of its that outlive it are killed with its process group.
     """
 
     def __init__(

@@ -63,12 +63,12 @@ def test_an_index_that_is_behind_proposes_only_true_matches_and_ends_up_the_same
     index = NgramIndex(tokens)
     for output in outputs:
         tokens += output
-        behind = index.behind
+        lag = index.lag
         indexed = index.update(budget)
-        assert indexed == min(budget, behind) or (index.followed and index.behind <= ngram.LAZY)
+        assert indexed == min(budget, lag) or (index.followed and index.lag <= ngram.LAZY)
         assert _is_match(tokens, index)
-    while behind := index.behind:
-        assert index.update(budget) == min(budget, behind)
+    while lag := index.lag:
+        assert index.update(budget) == min(budget, lag)
     tokens += [7, 8, 9]  # whatever it followed meanwhile is over
     index.update()
     tokens += prompt[:4]
@@ -125,7 +125,7 @@ def test_a_search_looks_at_a_bounded_number_of_candidates() -> None:
         tokens += [1, 2, 1000 + i]
     best = [9, 8, 7, 1, 2]
     index = NgramIndex(best + tokens + best)
-    while index.behind:
+    while index.lag:
         index.update()
     assert index.match_length == 2  # the better match lies further back than it looks
 

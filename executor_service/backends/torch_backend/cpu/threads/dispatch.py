@@ -37,7 +37,7 @@ from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
 
 
 class Header(NamedTuple):
-    """What `work` checks before a kernel sees the record behind it."""
+    """What `work` checks before a kernel sees the record after it."""
 
     kind: int  # in KERNELS
     size: int  # of the record, in words
