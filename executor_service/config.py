@@ -14,8 +14,7 @@ from service_kit.plugins import PluginError
 from service_kit.settings import ServiceSettings
 
 from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
-from executor_service.backends.reference.settings import PagedAttentionSettings
-from executor_service.backends.settings import BackendSettings, PluginSettings
+from executor_service.backends.settings import BackendSettings, PagedAttentionSettings, PluginSettings
 from executor_service.backends.torch_backend.parallel.ranks import Rank
 from executor_service.backends.torch_backend.settings import TorchSettings
 from executor_service.contract.limits import MAX_ADAPTER_RANK

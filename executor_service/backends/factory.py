@@ -8,8 +8,7 @@ from service_kit.plugins import BACKENDS, find
 
 from executor_service.backends.base import Backend, ModelError
 from executor_service.backends.oracle_backend.settings import OracleSettings, ScriptSettings
-from executor_service.backends.reference.settings import PagedAttentionSettings
-from executor_service.backends.settings import BackendSettings, PluginSettings
+from executor_service.backends.settings import BackendSettings, PagedAttentionSettings, PluginSettings
 from executor_service.backends.torch_backend.settings import TorchSettings
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,3 +53,13 @@ class SyntheticModelSettings(BackendSettings):
     context_length: int = Field(
         default=32_768, ge=1, le=1 << 24, description="tokens (oracle, paged-attention)"
     )
+
+
+class PagedAttentionSettings(SyntheticModelSettings):
+    """Settings of the reference model; the shape of its heads is fixed."""
+
+
+def fingerprint(backend: str, config: Mapping[str, object]) -> bytes:
+    """SHA-256 over the backend's name and the settings that affect its logits."""
+    text = json.dumps({"backend": backend, "config": dict(config)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()

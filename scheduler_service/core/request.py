@@ -137,3 +137,34 @@ def mix64(x: int) -> int:
 def index_seed(seed: int, index: int) -> int:
     """The seed of completion `index`, as scheduler.proto defines it: the request's own for index 0."""
     return seed if index == 0 else mix64(seed ^ mix64(_GOLDEN * index))
+
+
+_UINT32_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From `low` to `high`, both included unless `open_low`."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        """Whether the number lies within; NaN never does."""
+        return self.low <= number <= self.high and not (self.open_low and number == self.low)
+
+    def __str__(self) -> str:
+        return f"{'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+
+
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, 100),
+    "top_k": Range(0, _UINT32_MAX),
+    "top_p": Range(0, 1, open_low=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 100, open_low=True),
+    "presence_penalty": Range(-100, 100),
+    "frequency_penalty": Range(-100, 100),
+}
+"""By the name of the field."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from service_kit.logs import Log
 
-from scheduler_service.core.ranges import RANGES
+from scheduler_service.core.request import RANGES
 from scheduler_service.core.sequence import score_bytes
 from scheduler_service.core.step import Capacity
 from scheduler_service.model import (

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput, TokenizerBundle
 from executor_service.backends.byte_tokenizer import EOS_ID, EOS_TOKEN, byte_tokenizer
-from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.oracle_backend.clocked_oracle import ClockedOracle
 from executor_service.backends.oracle_backend.script import Script, ScriptedAnswer
 from executor_service.backends.oracle_backend.settings import ScriptSettings
+from executor_service.backends.settings import fingerprint
 from executor_service.contract.masks import allowed_tokens
 from executor_service.contract.plan import OutputMode, Reason, Refusal, TokenIds
 

@@ -37,9 +37,9 @@ from executor_service.backends.base import (
     TokenizerBundle,
 )
 from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
-from executor_service.backends.fingerprint import fingerprint
 from executor_service.backends.numpy_sampler import sample_rows
 from executor_service.backends.prompt_outputs import add_prompt_outputs, states_of
+from executor_service.backends.settings import fingerprint
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import TokenIds
 

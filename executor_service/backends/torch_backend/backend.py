@@ -26,7 +26,7 @@ from executor_service.backends.base import (
 )
 from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.config import BLOCKS, TorchConfig
-from executor_service.backends.torch_backend.files.architecture.rope.served_length import served_length
+from executor_service.backends.torch_backend.files.architecture.rope.spec import served_length
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.embedding_files import (
     embedding_from_directory,

@@ -17,8 +17,7 @@ import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.identity import Identity
 
-from scheduler_service.core.ranges import RANGES
-from scheduler_service.core.request import DraftingWish, DraftSource, SamplingSettings
+from scheduler_service.core.request import RANGES, DraftingWish, DraftSource, SamplingSettings
 from scheduler_service.errors import invalid, unsupported
 from scheduler_service.model import DraftingOffer, ServedAdapter, ServedModel
 from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames, find_adapter

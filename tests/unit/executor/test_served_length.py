@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
-from executor_service.backends.torch_backend.files.architecture.rope.served_length import served_length
+from executor_service.backends.torch_backend.files.architecture.rope.spec import served_length
 
 _PHI_4_MINI: dict[str, Any] = {
     "model_type": "phi3",

@@ -28,10 +28,19 @@ from paceline import aio
 from paceline.channel import Security
 from paceline.cli import plot as plots
 from paceline.cli import speculation_bench
-from paceline.cli.common import DEFAULT_ADDRESS, Address, TimeoutS, console, fail, run, security, stderr
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    Address,
+    TimeoutS,
+    console,
+    fail,
+    require_writable,
+    run,
+    security,
+    stderr,
+)
 from paceline.cli.load import Load, Summary, Trace, run_rounds, summarize
 from paceline.cli.loading import loading_bar
-from paceline.cli.outputs import require_writable
 from paceline.cli.pull import find_model
 from paceline.cli.rows import Column, Rows
 from paceline.cli.serve import (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
 import typer
@@ -141,3 +143,18 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def require_writable(path: Path | None, option: str) -> None:
+    """Exit with an error if this file could not be written. `option` names it; None is nothing to write."""
+    if path is None:
+        return
+    problem = 0
+    if path.is_dir():
+        problem = errno.EISDIR
+    elif not path.parent.is_dir():
+        problem = errno.ENOENT
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = errno.EACCES
+    if problem:
+        fail(f"{option}: {path}: {os.strerror(problem)}", 2)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from paceline import aio, errors
 from paceline.cli.adapter_options import AdapterDirectory, Adapters, require_adapters
 from paceline.cli.client_options import client_token, refuse_client_options
-from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr
+from paceline.cli.common import DEFAULT_ADDRESS, fail, require_writable, stderr
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     GatewayOption,
@@ -29,7 +29,6 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.outputs import require_writable
 from paceline.cli.roof import ModelRoof, RoofConfig, roofing
 from paceline.cli.roof_config import ForAllModels, announce_roof, are_several, roof_config
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model

@@ -7,6 +7,7 @@ them has one token and one output, a row, its token and its output have the same
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -162,3 +163,11 @@ def _adapted(last_rows: Sequence[ForwardRow], counts: Ints) -> tuple[Ints, Ints]
     slots = np.array([row.slot for row in last_rows], np.int32)
     before = np.full(len(counts) - len(slots), -1, np.int32)
     return tile_tokens(np.concatenate([before, slots]).repeat(counts))
+
+
+class RankMessage(IntEnum):
+    """What to repeat."""
+
+    STEP = 0  # of `StepNumbers.pack`
+    LATE = 1  # logits of the last step's tokens, see `LatePicks.repeat`
+    CAPTURE = 2  # rows and tokens, see `DeviceRunner.capture`

@@ -20,8 +20,7 @@ from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import Parts, download, upload
-from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep
-from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep, RankMessage
 from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import Picked, PickRows

@@ -32,8 +32,7 @@ from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cuda.kernels import CudaStep
 from executor_service.backends.torch_backend.cuda.launch.launch import dependent_launches
 from executor_service.backends.torch_backend.cuda.layout.host_buffers import HostBuffer, HostBuffers
-from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep, StepNumbers
-from executor_service.backends.torch_backend.cuda.layout.rank_messages import RankMessage
+from executor_service.backends.torch_backend.cuda.layout.host_step import HostStep, RankMessage, StepNumbers
 from executor_service.backends.torch_backend.cuda.layout.resolve import TokenPages, resolve
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
 from executor_service.backends.torch_backend.cuda.layout.rows import MAX_CONTEXT, Tiling
