@@ -107,9 +107,13 @@ class CpuKernels:
         activation: Activation = Activation.SILU,
         bias: torch.Tensor | None = None,
     ) -> GatedLinear:
-        """activation(x G^T) * (x U^T), with G and U in their own dtype, packed once."""
+        """activation(x G^T) * (x U^T), with G and U packed once."""
         if bias is not None:  # few models have one: no kernel of its own
             return PlainGated(self.linear([gate, up], bias), join, activation)
+        return self._gated(gate, up, activation)
+
+    def _gated(self, gate: Weight, up: Weight, activation: Activation) -> GatedLinear:
+        """That of weights in their own dtype."""
         scaled = alike((gate, up))
         if scaled is None:
             return PackedGated(plain(gate), plain(up), activation, self.pool)
@@ -218,16 +222,7 @@ class CpuInt8Kernels(CpuKernels):
         """x W^T + b, with W in int8, packed once."""
         return Int8Linear(parts, bias, self.pool, self._scratch)
 
-    def gated(
-        self,
-        gate: Weight,
-        up: Weight,
-        activation: Activation = Activation.SILU,
-        bias: torch.Tensor | None = None,
-    ) -> GatedLinear:
-        """activation(x G^T) * (x U^T), with G and U in int8, packed once."""
-        if bias is not None:  # few models have one: no kernel of its own
-            return PlainGated(self.linear([gate, up], bias), join, activation)
+    def _gated(self, gate: Weight, up: Weight, activation: Activation) -> GatedLinear:
         return Int8Gated(gate, up, activation, self.pool, self._scratch)
 
 
@@ -254,19 +249,10 @@ class CpuBlockKernels(CpuKernels):
             return super().linear(list(map(plain, parts)), bias)
         return BlockLinear(blocks, bias, self.pool, self._scratch)
 
-    def gated(
-        self,
-        gate: Weight,
-        up: Weight,
-        activation: Activation = Activation.SILU,
-        bias: torch.Tensor | None = None,
-    ) -> GatedLinear:
-        """activation(x G^T) * (x U^T), with G and U in blocks, packed once."""
-        if bias is not None:  # few models have one: no kernel of its own
-            return PlainGated(self.linear([gate, up], bias), join, activation)
+    def _gated(self, gate: Weight, up: Weight, activation: Activation) -> GatedLinear:
         blocks = _in_blocks((gate, up))
         if blocks is None:
-            return super().gated(plain(gate), plain(up), activation)
+            return super()._gated(plain(gate), plain(up), activation)
         return BlockGated(blocks[0], blocks[1], activation, self.pool, self._scratch)
 
 

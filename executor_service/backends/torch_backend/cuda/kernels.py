@@ -53,7 +53,6 @@ from executor_service.backends.torch_backend.ops.kernels import (
     AttentionWeights,
     GatedLinear,
     Linear,
-    PlainGated,
     PlainKernels,
 )
 from executor_service.backends.torch_backend.ops.page_format import LayerCache
@@ -89,26 +88,16 @@ class CudaKernels(PlainKernels):
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         if self.form is not None:
             return super().linear(parts, bias)
-        return self._plain_linear(parts, bias)
-
-    def gated(
-        self,
-        gate: Weight,
-        up: Weight,
-        activation: Activation = Activation.SILU,
-        bias: torch.Tensor | None = None,
-    ) -> GatedLinear:
-        both = None if self.form is not None else self._plain_linear([gate, up], bias)
-        if isinstance(both, NarrowLinear):
-            return NarrowGated(both, activation)
-        return PlainGated(both or self.linear([gate, up], bias), self.join, activation)
-
-    def _plain_linear(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> CudaLinear:
         weight = self._put(torch.cat([plain(part) for part in parts]))
         bias = None if bias is None else self._put(bias)
         if self.dtype == torch.float32:
             return CudaLinear(weight, bias)
         return NarrowLinear(weight, bias, self._product_arrivals)
+
+    def gate(self, both: Linear, activation: Activation) -> GatedLinear:
+        if isinstance(both, NarrowLinear | PackedLinear):
+            return NarrowGated(both, activation)
+        return super().gate(both, activation)
 
     def join(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         return triton_pointwise.gated(both, activation)
@@ -172,19 +161,6 @@ class CudaBlockKernels(CudaKernels):
 
     def linear(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> Linear:
         scaled = alike(parts)
-        return super().linear(parts, bias) if scaled is None else self._packed(scaled, bias)
-
-    def gated(
-        self,
-        gate: Weight,
-        up: Weight,
-        activation: Activation = Activation.SILU,
-        bias: torch.Tensor | None = None,
-    ) -> GatedLinear:
-        scaled = alike((gate, up))
         if scaled is None:
-            return super().gated(gate, up, activation, bias)
-        return NarrowGated(self._packed(scaled, bias), activation)
-
-    def _packed(self, parts: Sequence[ScaledNumbers], bias: torch.Tensor | None) -> PackedLinear:
-        return PackedLinear(parts, bias, self._product_arrivals)
+            return super().linear(parts, bias)
+        return PackedLinear(scaled, bias, self._product_arrivals)

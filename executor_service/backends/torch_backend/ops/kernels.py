@@ -302,7 +302,11 @@ class PlainKernels:
         activation: Activation = Activation.SILU,
         bias: torch.Tensor | None = None,
     ) -> GatedLinear:
-        return PlainGated(self.linear([gate, up], bias), self.join, activation)
+        return self.gate(self.linear([gate, up], bias), activation)
+
+    def gate(self, both: Linear, activation: Activation) -> GatedLinear:
+        """The gated product of a layer that has the gate's rows, then those of up."""
+        return PlainGated(both, self.join, activation)
 
     def route(
         self, logits: torch.Tensor, count: int, *, renormalize: bool

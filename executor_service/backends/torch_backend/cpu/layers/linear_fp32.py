@@ -46,13 +46,11 @@ _MULTIPLY_GATED: Mapping[torch.dtype, type[MultiplyGated]] = {
 _KEPT = set(_MULTIPLY) if CONVERTS_FP16 else {torch.float32, torch.bfloat16}
 
 
-class PackedLinear(ThreadedLinear):
-    """x W^T + b, with W [n, k] given as parts that follow each other in n."""
+class LinearFp32(ThreadedLinear):
+    """x W^T + b of rows in fp32, whatever the numbers of W are."""
 
-    def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool) -> None:
-        weight = torch.cat(_of_one_dtype(parts))
-        super().__init__(len(weight), pack_panels(weight), bias, pool)
-        self._k, self._kind = weight.shape[1], _MULTIPLY[weight.dtype]
+    _k: int
+    _kind: type[Multiply]
 
     def calls(
         self, rows: int, x: Address, out: Address, add: bool, change: RowChanges = NO_ROW_CHANGES
@@ -62,12 +60,34 @@ class PackedLinear(ThreadedLinear):
         shrink = change.shrink(ShrinkRowsFp32, x, self._k)
         return [*shrink, *self._product(self._kind, operand, out, add, change)]
 
+
+class GatedFp32(ThreadedGated):
+    """activation(x G^T) * (x U^T) of rows in fp32."""
+
+    _k: int
+    _kind: type[MultiplyGated]
+
+    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
+        """What adapters read, and the product."""
+        operand = Operand(rows, x, 4 * self._k, self._k)
+        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
+        return [*shrink, self._product(self._kind, operand, out, change)]
+
+
+class PackedLinear(LinearFp32):
+    """x W^T + b, with W [n, k] given as parts that follow each other in n."""
+
+    def __init__(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None, pool: ThreadPool) -> None:
+        weight = torch.cat(_of_one_dtype(parts))
+        super().__init__(len(weight), pack_panels(weight), bias, pool)
+        self._k, self._kind = weight.shape[1], _MULTIPLY[weight.dtype]
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, fp32 [ids, k]."""
         return self._panels[ids // LANES, :, ids % LANES].float()
 
 
-class PackedGated(ThreadedGated):
+class PackedGated(GatedFp32):
     """activation(x G^T) * (x U^T)."""
 
     def __init__(
@@ -76,12 +96,6 @@ class PackedGated(ThreadedGated):
         gate, up = _of_one_dtype((gate, up))
         super().__init__(len(gate), pack_panels(gate), pack_panels(up), activation, pool)
         self._k, self._kind = gate.shape[1], _MULTIPLY_GATED[gate.dtype]
-
-    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
-        """What adapters read, and the product."""
-        operand = Operand(rows, x, 4 * self._k, self._k)
-        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
-        return [*shrink, self._product(self._kind, operand, out, change)]
 
 
 def _of_one_dtype(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from executor_service.backends.torch_backend.cpu.gemm.low_rank import ShrinkRowsFp32
 from executor_service.backends.torch_backend.cpu.gemm.products import (
     Multiply,
     MultiplyGated,
@@ -21,14 +20,7 @@ from executor_service.backends.torch_backend.cpu.gemm.tile_scaled import (
     ROW_BYTES,
     SCALES_BYTES,
 )
-from executor_service.backends.torch_backend.cpu.layers.threaded_linear import (
-    NO_ROW_CHANGES,
-    Operand,
-    RowChanges,
-    ThreadedGated,
-    ThreadedLinear,
-)
-from executor_service.backends.torch_backend.cpu.primitives.records import Address, Record
+from executor_service.backends.torch_backend.cpu.layers.linear_fp32 import GatedFp32, LinearFp32
 from executor_service.backends.torch_backend.cpu.primitives.registers import CONVERTS_FP16, LANES
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
@@ -58,7 +50,7 @@ def alike(parts: Sequence[Weight]) -> list[ScaledNumbers] | None:
     return scaled if len(scaled) == len(parts) and len(kinds) == 1 else None
 
 
-class ScaledLinear(ThreadedLinear):
+class ScaledLinear(LinearFp32):
     """x W^T + b, with W [n, k] given as parts that follow each other in n and are alike."""
 
     def __init__(self, parts: Sequence[ScaledNumbers], bias: torch.Tensor | None, pool: ThreadPool) -> None:
@@ -66,14 +58,6 @@ class ScaledLinear(ThreadedLinear):
         super().__init__(weight.shape[0], pack(weight), bias, pool)
         self._k, self._group = weight.shape[1], weight.group_size or weight.shape[1]
         self._dtype, self._kind = weight.numbers.dtype, _MULTIPLY[weight.numbers.dtype]
-
-    def calls(
-        self, rows: int, x: Address, out: Address, add: bool, change: RowChanges = NO_ROW_CHANGES
-    ) -> list[Record]:
-        """What adapters read, the bias if any, and the product."""
-        operand = Operand(rows, x, 4 * self._k, self._k)
-        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
-        return [*shrink, *self._product(self._kind, operand, out, add, change)]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, dequantized, fp32 [ids, k]."""
@@ -90,7 +74,7 @@ class ScaledLinear(ThreadedLinear):
         return out
 
 
-class ScaledGated(ThreadedGated):
+class ScaledGated(GatedFp32):
     """activation(x G^T) * (x U^T), with G and U alike."""
 
     def __init__(
@@ -98,12 +82,6 @@ class ScaledGated(ThreadedGated):
     ) -> None:
         super().__init__(gate.shape[0], pack(gate), pack(up), activation, pool)
         self._k, self._kind = gate.shape[1], _MULTIPLY_GATED[gate.numbers.dtype]
-
-    def calls(self, rows: int, x: Address, out: Address, change: RowChanges = NO_ROW_CHANGES) -> list[Record]:
-        """What adapters read, and the product."""
-        operand = Operand(rows, x, 4 * self._k, self._k)
-        shrink = change.shrink(ShrinkRowsFp32, x, self._k)
-        return [*shrink, self._product(self._kind, operand, out, change)]
 
 
 def joined(parts: Sequence[ScaledNumbers]) -> ScaledNumbers:
