@@ -18,16 +18,16 @@ from scheduler_service.text.plain_output import PlainOutput
 from scheduler_service.text.stop_strings import StopMatcher
 
 
-class _Place(enum.Enum):
+class _ChatPart(enum.Enum):
     UNDECIDED = 0  # reasoning may begin; there was nothing but white space
     REASONING = 1
     ANSWER = 2
 
 
 _START = {
-    Thinking.INSIDE: _Place.REASONING,
-    Thinking.POSSIBLE: _Place.UNDECIDED,
-    Thinking.OFF: _Place.ANSWER,
+    Thinking.INSIDE: _ChatPart.REASONING,
+    Thinking.POSSIBLE: _ChatPart.UNDECIDED,
+    Thinking.OFF: _ChatPart.ANSWER,
 }
 
 
@@ -59,7 +59,7 @@ class ChatOutput(PlainOutput):
         self._call_id = call_id
         self._call_count = 0
         self._held = ""  # white space that may be before the reasoning; line breaks that may be after it
-        self._is_start = self._place is _Place.REASONING
+        self._is_start = self._place is _ChatPart.REASONING
         """Of the reasoning, or of the answer after it: line breaks are left out."""
 
     def push(self, ids: Iterable[int]) -> None:
@@ -82,10 +82,10 @@ class ChatOutput(PlainOutput):
             return
         self._take(self._detokenizer.flush())
         held, self._held = self._held, ""
-        if self._place is _Place.REASONING:
+        if self._place is _ChatPart.REASONING:
             self.reasoning += held
             return
-        if self._place is _Place.UNDECIDED:
+        if self._place is _ChatPart.UNDECIDED:
             self.reasoning_tokens = 0
         if self._parser is not None:
             self._take_events(self._parser.push(held))
@@ -103,7 +103,7 @@ class ChatOutput(PlainOutput):
     def _push_run(self, ids: tuple[int, ...]) -> None:
         """Take ids of which none is a marker."""
         if ids and self.stop_string is None:
-            if self._place is not _Place.ANSWER or self._parser_reasons:
+            if self._place is not _ChatPart.ANSWER or self._parser_reasons:
                 self.reasoning_tokens += len(ids)
             self._take(self._detokenizer.push(ids))
 
@@ -116,13 +116,13 @@ class ChatOutput(PlainOutput):
         if self.stop_string is not None:
             return
         self._take(self._detokenizer.flush())
-        if self._place is not _Place.ANSWER:
+        if self._place is not _ChatPart.ANSWER:
             self.reasoning_tokens += 1
             if self._is_around_reasoning(id_):
                 return
-        if self._place is _Place.UNDECIDED and id_ in self._call_markers:
+        if self._place is _ChatPart.UNDECIDED and id_ in self._call_markers:
             self._begin_answer()
-        if self._place is _Place.ANSWER and self._parser is not None and id_ in self._call_markers:
+        if self._place is _ChatPart.ANSWER and self._parser is not None and id_ in self._call_markers:
             reasoned = self._parser_reasons
             self._take_events(self._parser.marker(self._call_markers[id_]))
             self.reasoning_tokens += reasoned or self._parser_reasons
@@ -133,25 +133,25 @@ class ChatOutput(PlainOutput):
         """Begin or end the reasoning, if this id does so here."""
         markers = self._markers
         assert markers is not None
-        if self._place is _Place.REASONING and id_ == markers.end:
-            self._place, self._held, self._is_start = _Place.ANSWER, "", True
+        if self._place is _ChatPart.REASONING and id_ == markers.end:
+            self._place, self._held, self._is_start = _ChatPart.ANSWER, "", True
             return True
-        begins = self._place is _Place.UNDECIDED or (self._is_start and not self._held)
+        begins = self._place is _ChatPart.UNDECIDED or (self._is_start and not self._held)
         if id_ == markers.begin and begins:
-            self._place, self._held, self._is_start = _Place.REASONING, "", True
+            self._place, self._held, self._is_start = _ChatPart.REASONING, "", True
             return True
         return False
 
     def _begin_answer(self) -> None:
         """There was no reasoning."""
         held, self._held = self._held, ""
-        self._place, self._is_start, self.reasoning_tokens = _Place.ANSWER, False, 0
+        self._place, self._is_start, self.reasoning_tokens = _ChatPart.ANSWER, False, 0
         self._take(held)
 
     def _take(self, text: str) -> None:
         if not text:
             return
-        if self._place is _Place.UNDECIDED:
+        if self._place is _ChatPart.UNDECIDED:
             self._held += text  # which was white space before
             if text.strip():
                 self._begin_answer()
@@ -161,7 +161,7 @@ class ChatOutput(PlainOutput):
             if not text:
                 return
             self._is_start = False
-        if self._place is _Place.REASONING:
+        if self._place is _ChatPart.REASONING:
             body = text.rstrip("\n")
             if body:
                 self.reasoning += self._held + body

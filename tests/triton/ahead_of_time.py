@@ -23,9 +23,18 @@ from executor_service.backends.torch_backend.cuda.layout.resolve import (
     resolve_launch,
 )
 from executor_service.backends.torch_backend.cuda.layout.row_ends import RowEnds, accept_launch
-from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
+from executor_service.backends.torch_backend.cuda.layout.rows import (
+    ITEM_FIELDS,
+    AttentionRows,
+    RowWork,
+    Tiling,
+)
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
-from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, weigh_launch
+from executor_service.backends.torch_backend.cuda.linear.experts import (
+    ExpertGroups,
+    group_launch,
+    weigh_launch,
+)
 from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
 from executor_service.backends.torch_backend.cuda.linear.low_rank import RECORD_FIELDS, TableChange
 from executor_service.backends.torch_backend.cuda.linear.packed import (
@@ -128,7 +137,7 @@ def late_launches(
     """Those after a step; numbers int32 and shares fp32 [rows of logits]."""
     history = TokenPages(len(pages), pages.shape[1], torch.device("meta"))
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
-    work = Work(items, numbers, Tiling.of(4, torch.bfloat16).short)
+    work = RowWork(items, numbers, Tiling.of(4, torch.bfloat16).short)
     ends = RowEnds(numbers, numbers)
     step = HostRows(*[numbers] * len(HostRows.__slots__))
     yield "resolve", resolve_launch(Resolved(*[numbers] * 6), step, ends, history)
@@ -188,7 +197,7 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     items = torch.zeros(64, ITEM_FIELDS, dtype=torch.int32, device="meta")
     group, windows = shape.heads // shape.kv_heads, (shape.window,)
     tiling = Tiling.of(group, shape.dtype, shape.head_dim, windows, shape.kv_heads)
-    short, long = (Work(items, numbers, how) for _, how in tiling.classes)
+    short, long = (RowWork(items, numbers, how) for _, how in tiling.classes)
     rows = AttentionRows(shape.window, numbers, short, long)
     device = AttentionDevice(Pipelines.of(SHARED_BYTES[architecture] + 1024), lambda _: 1)
     q = heads[:, : shape.heads]
@@ -237,7 +246,7 @@ def whatever_the_heads(shape: Shape) -> Iterator[tuple[str, Launch]]:
         yield f"gated, {activation.name.lower()}", gated_launch(hidden, hidden[:, :1024], activation)
     shares, chosen = new(4096, 8, dtype=torch.float32), new(4096, 8, dtype=torch.int64)
     yield "route", route_launch(hidden[:, : shape.experts], shares, chosen, renormalize=True)
-    groups = Groups.empty(hidden, chosen, shape.experts)
+    groups = ExpertGroups.empty(hidden, chosen, shape.experts)
     yield "group", group_launch(hidden, chosen, groups)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
     yield from products(shape)
@@ -253,7 +262,7 @@ def products(shape: Shape) -> Iterator[tuple[str, Launch]]:
 
         hidden, chosen = new(1, 2048), torch.empty(1, 8, dtype=torch.int64, device="meta")
         gate_up, down = new(shape.experts, 1536, 2048), new(shape.experts, 2048, 768)
-        inner, rows = new(8, 768), Groups.empty(hidden, chosen, shape.experts).rows
+        inner, rows = new(8, 768), ExpertGroups.empty(hidden, chosen, shape.experts).rows
         yield "few rows, gated", few_gated_launch(hidden, chosen, gate_up, inner, Activation.SILU)
         yield "few rows, down", few_down_launch(inner, chosen, down, rows)
 

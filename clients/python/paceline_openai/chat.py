@@ -125,7 +125,7 @@ def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     return found
 
 
-class _Chunks(Chunks):
+class _ChatChunks(Chunks):
     """The chunks of a chat. `_fresh`: completions that had no event yet."""
 
     def __init__(self, call: Call, id_: str) -> None:
@@ -184,7 +184,7 @@ def _call_delta(one: ToolCallDelta) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generation: Generation, id_: str) -> None:
-    await _Chunks(call, id_).send(_events(generation), 1)
+    await _ChatChunks(call, id_).send(_events(generation), 1)
 
 
 async def _events(generation: Generation) -> AsyncGenerator[tuple[int, Event], None]:

@@ -154,7 +154,7 @@ async def _choice(
     return choice
 
 
-class _Chunks(Chunks):
+class _TextChunks(Chunks):
     """The chunks of the streams of all prompts."""
 
     def __init__(self, call: Call, shown: list[Echo | None], generations: list[Generation], id_: str) -> None:
@@ -203,7 +203,7 @@ def _piece(index: int, content: str, part: Any) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generations: list[Generation], shown: list[Echo | None], id_: str) -> None:
-    await _Chunks(call, shown, generations, id_).send(_merged(generations), len(generations))
+    await _TextChunks(call, shown, generations, id_).send(_merged(generations), len(generations))
 
 
 async def _merged(generations: list[Generation]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -17,7 +17,12 @@ from executor_service.backends.torch_backend.cuda.attention.pipelines import (
     Pipelines,
 )
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
-from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, AttentionRows, Tiling, Work
+from executor_service.backends.torch_backend.cuda.layout.rows import (
+    ITEM_FIELDS,
+    AttentionRows,
+    RowWork,
+    Tiling,
+)
 from executor_service.backends.torch_backend.ops.page_format import plain_cache
 from tests.triton.dry.unlaunched import unlaunched
 
@@ -65,7 +70,7 @@ def decodes(device: AttentionDevice) -> Iterator[Launch]:
 
     tiling = Tiling.of(4, torch.bfloat16)
     short, long = (
-        Work(zeros(n, ITEM_FIELDS), zeros(2), how)
+        RowWork(zeros(n, ITEM_FIELDS), zeros(2), how)
         for n, (_, how) in zip((512, 0), tiling.classes, strict=True)
     )
     rows = AttentionRows(0, zeros(4), short, long, PROCESSORS)

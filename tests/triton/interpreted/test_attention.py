@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from executor_service.backends.torch_backend.cuda.layout.rows import (
     MAX_CONTEXT,
     SHORT_TOKENS,
+    RowWork,
     Tiling,
-    Work,
     cut,
     names_of,
 )
@@ -274,6 +274,6 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     how = Tiling.of(1, torch.float32).short
     items, bounds = torch.ones(1, 7, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     with pytest.raises(ValueError, match="bounds"):
-        Work(items, bounds.long(), how)
+        RowWork(items, bounds.long(), how)
     with pytest.raises(ValueError, match=r"items .* contiguous"):
-        Work(torch.ones(5, 3, dtype=torch.int32).T, bounds, how)
+        RowWork(torch.ones(5, 3, dtype=torch.int32).T, bounds, how)

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend.cuda.linear import experts as cuda_experts
-from executor_service.backends.torch_backend.cuda.linear.experts import Groups, group_launch, sum_experts
+from executor_service.backends.torch_backend.cuda.linear.experts import (
+    ExpertGroups,
+    group_launch,
+    sum_experts,
+)
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.ops import stacked_experts
@@ -37,7 +41,7 @@ def test_rows_are_grouped_by_expert_in_the_order_of_their_tokens(
     torch.manual_seed(tokens)
     chosen = chosen_of(tokens, experts, count)
     x = torch.randn(tokens, hidden + 8)[:, :hidden]
-    groups = Groups.empty(x, chosen, experts)
+    groups = ExpertGroups.empty(x, chosen, experts)
     group_launch(x, chosen, groups).run()
     ids, order = chosen.flatten().sort(stable=True)
     assert torch.equal(groups.tokens, (order // count).int())

@@ -9,7 +9,7 @@ import pytest
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
-from executor_service.backends.torch_backend.files.architecture.rope.spec import Linear, RopeSpec
+from executor_service.backends.torch_backend.files.architecture.rope.spec import LinearScaling, RopeSpec
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.unit.executor.model_files import refuses, write_gguf
 
@@ -130,7 +130,7 @@ def test_the_norm_flag_of_a_mixture_is_followed(normed: bool) -> None:
 
 def test_a_rope_factor_without_a_type_is_linear() -> None:
     spec = spec_from_gguf(MIXTURE | {"qwen3moe.rope.scaling.factor": 4.0}, {}, {}, "x.gguf")
-    assert spec.rope == RopeSpec(10_000.0, Linear(4.0))
+    assert spec.rope == RopeSpec(10_000.0, LinearScaling(4.0))
 
 
 def test_windows_of_olmo_3_have_the_theta_of_the_file_without_its_scaling() -> None:
@@ -144,4 +144,4 @@ def test_windows_of_olmo_3_have_the_theta_of_the_file_without_its_scaling() -> N
         "olmo2.rope.scaling.factor": 4.0,
     }
     spec = spec_from_gguf(metadata, {}, {}, "x.gguf")
-    assert (spec.rope_of(0), spec.rope) == (RopeSpec(700.0), RopeSpec(700.0, Linear(4.0)))
+    assert (spec.rope_of(0), spec.rope) == (RopeSpec(700.0), RopeSpec(700.0, LinearScaling(4.0)))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend.backend import TorchBackend
-from executor_service.backends.torch_backend.cuda.run.step_event import StepEvent
+from executor_service.backends.torch_backend.cuda.run.step_event import DeviceEvent
 from executor_service.fatal import EXIT_FAULT
 from executor_service.steps.forward_watcher import ForwardWatcher
 
@@ -53,9 +53,9 @@ def fake_events(asked: int | None) -> Iterator[None]:
 
 def test_the_wait_ends_with_the_event_or_at_the_deadline() -> None:
     with fake_events(asked=3):
-        StepEvent(DEVICE, MARGIN_S).wait()
+        DeviceEvent(DEVICE, MARGIN_S).wait()
     with fake_events(asked=None):
-        event = StepEvent(DEVICE, TIMEOUT_S)
+        event = DeviceEvent(DEVICE, TIMEOUT_S)
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"after 0\.2 s: another rank stands still"):
             event.wait()
@@ -64,7 +64,7 @@ def test_the_wait_ends_with_the_event_or_at_the_deadline() -> None:
 
 def test_a_process_alone_waits_without_a_deadline_and_asks_nothing() -> None:
     with fake_events(asked=None):
-        event = StepEvent(DEVICE, None)
+        event = DeviceEvent(DEVICE, None)
         event.wait()
         assert event._event is not None
         assert event._event.synchronized  # type: ignore[attr-defined]
@@ -89,5 +89,5 @@ if __name__ == "__main__":
     with fake_events(asked=None):
         watcher = ForwardWatcher(lambda: None)
         watcher.start()
-        watcher.watch(StepEvent(DEVICE, TIMEOUT_S))  # type: ignore[arg-type]
+        watcher.watch(DeviceEvent(DEVICE, TIMEOUT_S))  # type: ignore[arg-type]
         time.sleep(MARGIN_S)

@@ -25,7 +25,7 @@ _TWICE_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, 
 _BIAS_E8M0, _NAN_E8M0 = 127, 255
 
 
-class _Place(NamedTuple):
+class _StoredPlace(NamedTuple):
     """Where a tensor of one expert is."""
 
     stored: str
@@ -40,7 +40,7 @@ class PackedExperts:
         """`experts`: how many there should be; of one more the name is listed, so that it is noticed."""
         self.title, self.files = store.title, store.files
         self._store = store
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _StoredPlace] = {}
         self.tensors: dict[str, ShardTensor] = {}
         for name, tensor in store.tensors.items():
             match = _STACKED.fullmatch(name)
@@ -92,7 +92,7 @@ class PackedExperts:
                 found = f"{experts}.{expert}.{ours}.{'bias' if kind == '_bias' else 'weight'}"
                 if found in self.tensors:
                     raise self._fault(name, "is there in two formats")
-                self._places[found] = _Place(name, expert, outputs)
+                self._places[found] = _StoredPlace(name, expert, outputs)
                 self.tensors[found] = ShardTensor("F32", of_each, self._store.tensors[name].file)
 
     def _checked(self, name: str, kind: str) -> tuple[int, ...]:

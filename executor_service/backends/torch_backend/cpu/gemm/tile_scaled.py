@@ -40,7 +40,7 @@ class _ScaledArithmetic(Fp32Arithmetic):
         return b.fmul(sums, b.load(b.inttoptr(after_columns, self.sums.as_pointer()), align=4))
 
 
-class _Int8Arithmetic(_ScaledArithmetic):
+class _ScaledInt8Arithmetic(_ScaledArithmetic):
     name = "scaled_int8"
 
     def columns(self, b: Any, address: Any) -> Any:
@@ -57,7 +57,7 @@ class _Fp8Arithmetic(_ScaledArithmetic):
         return b.fpext(b.bitcast(bits, _F16), self.sums)
 
 
-class Tiles(Protocol):
+class GroupedTiles(Protocol):
     """The products of one arithmetic."""
 
     put_tile: Product
@@ -65,7 +65,7 @@ class Tiles(Protocol):
 
 
 class _Grouped:
-    """Implements `Tiles`, group by group."""
+    """Implements `GroupedTiles`, group by group."""
 
     def __init__(self, arithmetic: _ScaledArithmetic) -> None:
         put, add = make_product(arithmetic, False), make_product(arithmetic, True)
@@ -97,5 +97,5 @@ def _all_groups(first: Product, others: Product) -> Product:
     return cast(Product, product)
 
 
-INT8: Tiles = _Grouped(_Int8Arithmetic())
-FP8: Tiles = _Grouped(_Fp8Arithmetic())
+INT8: GroupedTiles = _Grouped(_ScaledInt8Arithmetic())
+FP8: GroupedTiles = _Grouped(_Fp8Arithmetic())

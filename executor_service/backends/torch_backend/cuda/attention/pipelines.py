@@ -21,7 +21,7 @@ _WARP, _REGISTER_STEP = 32, 8  # threads; registers of a thread come in such ste
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class TilePipeline:
     """How the items of one class of rows are computed.
 
     `stages` are Triton's. K and V can only be loaded when the lookup of their pages is done, which takes some
@@ -40,7 +40,7 @@ class Pipeline:
     ahead_bytes: int = 8192  # as tile_bytes
     ahead: bool = False
 
-    def of_heads(self, columns: int, number_bytes: int, *, plain: bool) -> Pipeline:
+    def of_heads(self, columns: int, number_bytes: int, *, plain: bool) -> TilePipeline:
         """For heads of this width, whose q has numbers of this size: with tiles of at least MIN_SIDE keys.
 
         What is larger takes more registers and shared memory: it has fewer buffers, and more warps. `plain`:
@@ -64,8 +64,8 @@ class Pipeline:
 class Pipelines:
     """The pipelines of short and of long rows."""
 
-    short: Pipeline
-    long: Pipeline
+    short: TilePipeline
+    long: TilePipeline
 
     @classmethod
     def of(cls, shared_bytes: int) -> Pipelines:
@@ -78,24 +78,24 @@ _PIPELINES = (  # by KiB of shared memory
     (
         228,
         Pipelines(
-            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=3, ahead_bytes=16384),
-            Pipeline(16384, 8, 7),
+            TilePipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=3, ahead_bytes=16384),
+            TilePipeline(16384, 8, 7),
         ),
     ),
     # 8.0
     (
         164,
         Pipelines(
-            Pipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=4),
-            Pipeline(8192, 8, 7),
+            TilePipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=4),
+            TilePipeline(8192, 8, 7),
         ),
     ),
     # 8.6, 8.9 and 12.0
     (
         0,
         Pipelines(
-            Pipeline(8192, 4, 5, merge_stages=4, merge_columns=128),
-            Pipeline(8192, 8, 7),
+            TilePipeline(8192, 4, 5, merge_stages=4, merge_columns=128),
+            TilePipeline(8192, 8, 7),
         ),
     ),
 )

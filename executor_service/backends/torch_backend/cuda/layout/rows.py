@@ -8,7 +8,8 @@ classes of rows, whose blocks and pieces differ in size: short ones (decodes and
 bound by memory, and long ones (chunks and prompts), bound by arithmetic.
 
 The host cuts, since it knows every length. The device derives nothing and reads nothing back, so a CUDA graph
-captured with the work of one step can be replayed with that of another: `Work.bounds` says how much there is.
+captured with the work of one step can be replayed with that of another: `RowWork.bounds` says how
+much there is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MAX_PART = max(_SHORT_PART, _LONG_PART)
 _BUSY = 256
 
 
-class Cut(NamedTuple):
+class RowCut(NamedTuple):
     """How the rows of one class are cut."""
 
     block: int  # tokens of a query block
@@ -67,8 +68,8 @@ class Cut(NamedTuple):
 class Tiling(NamedTuple):
     """The cuts of both classes, and the windows of the layers; they follow from the model alone."""
 
-    short: Cut
-    long: Cut
+    short: RowCut
+    long: RowCut
     windows: tuple[int, ...] = (0,)  # tokens that a token sees, up to itself; 0: all
 
     @classmethod
@@ -87,19 +88,19 @@ class Tiling(NamedTuple):
         in_runs = power_of_two(head_dim) == 128 and not any(windows) and dtype != torch.float32
         busy = max(_BUSY // kv_heads, 1) if in_runs else 0
         return cls(
-            Cut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART, busy),
-            Cut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),
+            RowCut(max(_SHORT_LINES // group, 1), _SHORT_SPLIT, _SHORT_PART, busy),
+            RowCut(max(long // group, 1), _LONG_SPLIT, _LONG_PART),
             windows,
         )
 
     @property
-    def classes(self) -> tuple[tuple[str, Cut], ...]:
+    def classes(self) -> tuple[tuple[str, RowCut], ...]:
         """The names of both classes, and their cuts."""
         return ("short", self.short), ("long", self.long)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RowWork:
     """The items of one class of rows, int32 on the device of q, in parts that are launched one by one.
 
     The items of a block are consecutive, in the order of their pieces, and in one part. Raises ValueError for
@@ -108,7 +109,7 @@ class Work:
 
     items: torch.Tensor  # [at least the number of pieces, ITEM_FIELDS]
     bounds: torch.Tensor  # [parts + 1]: the items of part i are bounds[i] .. bounds[i + 1] - 1
-    cut: Cut
+    cut: RowCut
 
     def __post_init__(self) -> None:
         for name in ("items", "bounds"):
@@ -128,8 +129,8 @@ class AttentionRows:
 
     window: int  # see `Tiling.windows`
     tables: torch.Tensor  # int32: the block tables of all rows, concatenated
-    short: Work
-    long: Work
+    short: RowWork
+    long: RowWork
     # Multiprocessors of the device, where launches have only the programs that it runs at once, whatever the
     # length of `items`; 0: a program for each item and KV head.
     processors: int = 0
@@ -142,7 +143,7 @@ def attention_rows(
     every = {}
     for window in tiling.windows:
         short, long = (
-            Work(parts[items].view(-1, ITEM_FIELDS), parts[bounds], how)
+            RowWork(parts[items].view(-1, ITEM_FIELDS), parts[bounds], how)
             for (items, bounds), how in ((names_of(name, window), how) for name, how in tiling.classes)
         )
         every[window] = AttentionRows(window, tables, short, long, processors)
@@ -197,7 +198,7 @@ def cut(
     return arrays
 
 
-def _cut_class(rows: Ints, longest: int, how: Cut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
+def _cut_class(rows: Ints, longest: int, how: RowCut, window: int, *, last_first: bool) -> tuple[Ints, Ints]:
     """The items and bounds of one class, in the layers with one window.
 
     rows [5, rows]: the first four fields of a block of all of the row's tokens, and its slack;

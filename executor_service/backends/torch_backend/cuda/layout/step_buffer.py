@@ -69,7 +69,7 @@ class Padding(Enum):
     NONE = auto()  # nothing reads beyond what the step has
 
 
-class Group(NamedTuple):
+class PartGroup(NamedTuple):
     """Parts of one length in int32s, one after another: a field of `StepShape`, times `each`, and `more`."""
 
     parts: tuple[str, ...]
@@ -84,10 +84,10 @@ class Group(NamedTuple):
         return count * self.each + self.more
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """Where the parts of a group are in the buffer: part i from begin + i * stride on."""
 
-    group: Group
+    group: PartGroup
     begin: int
     length: int
     stride: int
@@ -100,34 +100,34 @@ class Place(NamedTuple):
 
 
 @cache
-def _groups_of(windows: tuple[int, ...]) -> tuple[Group, ...]:
+def _groups_of(windows: tuple[int, ...]) -> tuple[PartGroup, ...]:
     """In the order of their offsets.
 
     Block tables come last: they are long, and what of them is unused need not be copied.
     """
     work = [(which, *names_of(which, window)) for window in windows for which in ("short", "long")]
     return (
-        Group(("tokens", "positions", "owners"), "tokens"),
-        Group(("follows", "starts", "table_starts", "first_outputs", "last_outputs"), "rows"),
-        Group(("outputs", *DRAWING_PARTS), "outputs"),
-        *(Group((bounds,), f"{which}_parts", 1, 1, Padding.LAST) for which, _, bounds in work),
-        *(Group((items,), f"{which}_items", ITEM_FIELDS, 0, Padding.NONE) for which, items, _ in work),
-        Group(("adapted_count",), "rows", each=0, more=1),
-        Group(("adapted_tiles",), "adapted_tiles", TILE_FIELDS, 0, Padding.NONE),
-        Group(("adapted_tokens",), "adapted_tokens", padding=Padding.NONE),
-        Group(("tables",), "pages", padding=Padding.NONE),
+        PartGroup(("tokens", "positions", "owners"), "tokens"),
+        PartGroup(("follows", "starts", "table_starts", "first_outputs", "last_outputs"), "rows"),
+        PartGroup(("outputs", *DRAWING_PARTS), "outputs"),
+        *(PartGroup((bounds,), f"{which}_parts", 1, 1, Padding.LAST) for which, _, bounds in work),
+        *(PartGroup((items,), f"{which}_items", ITEM_FIELDS, 0, Padding.NONE) for which, items, _ in work),
+        PartGroup(("adapted_count",), "rows", each=0, more=1),
+        PartGroup(("adapted_tiles",), "adapted_tiles", TILE_FIELDS, 0, Padding.NONE),
+        PartGroup(("adapted_tokens",), "adapted_tokens", padding=Padding.NONE),
+        PartGroup(("tables",), "pages", padding=Padding.NONE),
     )
 
 
 @lru_cache(_REMEMBERED_SHAPES)
-def places_of(shape: StepShape) -> tuple[Place, ...]:
+def places_of(shape: StepShape) -> tuple[PartPlace, ...]:
     """The places of all groups, in the order of their offsets."""
     places = []
     begin = 0
     for group in _groups_of(shape.windows):
         length = group.length(shape)
         stride = length + -length % _ALIGNMENT
-        places.append(Place(group, begin, length, stride))
+        places.append(PartPlace(group, begin, length, stride))
         begin += len(group.parts) * stride
     return tuple(places)
 

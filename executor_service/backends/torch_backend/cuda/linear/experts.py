@@ -27,7 +27,7 @@ _PROGRAMS = 512  # of `group`: more would look at pairs for longer than they cop
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ExpertGroups:
     """A row for each pair of a token and one of its experts: sorted by expert, then by token."""
 
     rows: torch.Tensor  # [pairs, hidden]: of the pair's token
@@ -36,7 +36,7 @@ class Groups:
     tokens: torch.Tensor  # int32 [pairs]
 
     @classmethod
-    def empty(cls, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> Groups:
+    def empty(cls, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> ExpertGroups:
         """Of `experts` experts, without contents."""
         pairs, device, numbers = chosen.numel(), x.device, torch.int32
         return cls(
@@ -124,7 +124,7 @@ def sum_experts(
     if len(x) <= MAX_ROWS and x.dtype != torch.float32:
         rows, places = few_experts(x, chosen, experts), None
     else:
-        groups = Groups.empty(x, chosen, len(experts.down))
+        groups = ExpertGroups.empty(x, chosen, len(experts.down))
         group_launch(x, chosen, groups).run()
         both = grouped_product(groups.rows, experts.gate_up, groups.ends)
         rows = grouped_product(gated(both, experts.activation), experts.down, groups.ends)
@@ -134,7 +134,7 @@ def sum_experts(
     return out
 
 
-def group_launch(x: torch.Tensor, chosen: torch.Tensor, groups: Groups) -> Launch:
+def group_launch(x: torch.Tensor, chosen: torch.Tensor, groups: ExpertGroups) -> Launch:
     """The launch that fills the groups."""
     pairs, experts = chosen.numel(), len(groups.ends)
     parts = min(-(-pairs // (experts * _LINES)), max(_PROGRAMS // experts, 1))
@@ -159,7 +159,7 @@ def weigh_launch(
 ) -> Launch:
     """The launch of the weighted sum: rows [pairs, hidden] and out [tokens, hidden], contiguous.
 
-    places: of each pair's row, as in `Groups`; None: rows are in the order of pairs.
+    places: of each pair's row, as in `ExpertGroups`; None: rows are in the order of pairs.
     """
     tokens, width = out.shape
     return Launch(

@@ -28,7 +28,7 @@ Ints = NDArray[np.int32]
 _FULL, _TOP_K, _SAMPLE = OutputMode.FULL, OutputMode.TOP_K, OutputMode.SAMPLE
 
 
-class Span(NamedTuple):
+class LateSpan(NamedTuple):
     """Consecutive positions of one row."""
 
     row: int
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 class LatePlan:
     """The positions, [positions] each."""
 
-    spans: list[Span]  # in the order of the positions
+    spans: list[LateSpan]  # in the order of the positions
     again: int  # the first `again` positions are picked
     measured: range
     copied: range
@@ -57,7 +57,7 @@ class LatePlan:
         return len(self.owners)
 
     @property
-    def spans_again(self) -> list[Span]:
+    def spans_again(self) -> list[LateSpan]:
         """Those of the picked positions, which are whole rows' outputs."""
         ends = accumulate(span.positions for span in self.spans)
         return [span for span, end in zip(self.spans, ends, strict=True) if end <= self.again]
@@ -78,15 +78,15 @@ def plan_late(rows: ForwardRows, indices: Sequence[int], *, prompts: bool) -> La
     token_ends = (first + np.cumsum([len(row.tokens) for row in others.values()])).tolist()
     output_ends = (first + np.cumsum([row.outputs for row in others.values()])).tolist()
 
-    def outputs_of(i: int) -> Span:
+    def outputs_of(i: int) -> LateSpan:
         count = rows[i].outputs
-        return Span(i, count, token_ends[i - first] - count, output_ends[i - first] - count)
+        return LateSpan(i, count, token_ends[i - first] - count, output_ends[i - first] - count)
 
-    def targets_of(i: int) -> Span:
+    def targets_of(i: int) -> LateSpan:
         row = rows[i]
         assert row.prompt is not None
         before = row.start + len(row.tokens) - (row.prompt.first - 1)  # tokens from the first target's on
-        return Span(i, len(row.prompt.targets), token_ends[i - first] - before, 0, row.prompt.targets)
+        return LateSpan(i, len(row.prompt.targets), token_ends[i - first] - before, 0, row.prompt.targets)
 
     again = [i for i in special if picks_again(rows[i])]
     both = [i for i in again if _is_measured(rows[i])]

@@ -47,7 +47,7 @@ from executor_service.backends.torch_backend.cuda.picking.late_picks import Late
 from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.cuda.run.graphs import Graphs, shapes_of
 from executor_service.backends.torch_backend.cuda.run.launched_step import LaunchedStep
-from executor_service.backends.torch_backend.cuda.run.step_event import StepEvent
+from executor_service.backends.torch_backend.cuda.run.step_event import DeviceEvent
 from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of_every_kind
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
@@ -197,7 +197,7 @@ class RepeatedSteps:
     def __init__(self, device: torch.device, hosts: HostBuffers, timeout_s: float | None) -> None:
         """`timeout_s`: as in `Shard`."""
         self._device, self._hosts, self._timeout_s = device, hosts, timeout_s
-        self._steps: deque[tuple[StepEvent, HostBuffer]] = deque()
+        self._steps: deque[tuple[DeviceEvent, HostBuffer]] = deque()
         self.last: Picked
         """The results of the step that was added last."""
 
@@ -207,7 +207,7 @@ class RepeatedSteps:
         Raises TimeoutError if that takes too long.
         """
         self.last = picked
-        self._steps.append((StepEvent(self._device, self._timeout_s), host))
+        self._steps.append((DeviceEvent(self._device, self._timeout_s), host))
         if len(self._steps) > _UNFINISHED:
             done, host = self._steps.popleft()
             done.wait()

@@ -17,7 +17,7 @@ import torch
 
 from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
-from executor_service.backends.torch_backend.cuda.layout.rows import SHORT_TOKENS, Cut, Tiling
+from executor_service.backends.torch_backend.cuda.layout.rows import SHORT_TOKENS, RowCut, Tiling
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
     Picked,
     StepBuffer,
@@ -202,6 +202,6 @@ def shapes_of(
     return list(dict.fromkeys(s for s in shapes if s.tokens <= tokens))
 
 
-def _items(blocks: int, context_length: int, how: Cut) -> int:
+def _items(blocks: int, context_length: int, how: RowCut) -> int:
     """Of `blocks` blocks, each of which sees all keys that a row can have; at most one part of them."""
     return min(blocks * -(-context_length // how.split), how.part)

@@ -14,7 +14,7 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import Pick
 from executor_service.backends.torch_backend.cuda.picking.late_answers import LateAnswers
 from executor_service.backends.torch_backend.cuda.picking.late_picks import LatePicks
 from executor_service.backends.torch_backend.cuda.run.prompt_vectors import PromptVectors, wants_vectors
-from executor_service.backends.torch_backend.cuda.run.step_event import StepEvent
+from executor_service.backends.torch_backend.cuda.run.step_event import DeviceEvent
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.contract.masks import Masks
 from executor_service.contract.plan import OutputMode
@@ -38,7 +38,7 @@ class LaunchedStep:
         self._late, self._rows, self._picked, self._step = late, rows, picked, step
         self._hosts, self._host = hosts, host
         self._device, self._timeout_s = picked.picks.device, timeout_s
-        self._done: StepEvent | None = None
+        self._done: DeviceEvent | None = None
         self._masks: Mapping[int, Masks | None] = {}  # that came later
         others = rows.others
         self._answers: list[LateAnswers | PromptVectors | None] = []
@@ -62,7 +62,7 @@ class LaunchedStep:
         picks = self._picked.picks
         self._picks = self._host.picks(picks.shape[1])
         self._picks.copy_(picks, non_blocking=True)
-        self._done = StepEvent(self._device, self._timeout_s)
+        self._done = DeviceEvent(self._device, self._timeout_s)
 
     def wait(self) -> None:
         """As `PendingForward.wait`. Raises TimeoutError."""

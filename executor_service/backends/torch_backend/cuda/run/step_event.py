@@ -1,4 +1,4 @@
-"""`StepEvent`: waits for what was enqueued on the device, without end or within a deadline.
+"""`DeviceEvent`: waits for what was enqueued on the device, without end or within a deadline.
 
 Where ranks wait for each other inside a CUDA graph, no watchdog of NCCL sees their collectives: one that
 stands still would keep the others in `cudaEventSynchronize` for ever (pytorch#102542). So there the event is
@@ -14,7 +14,7 @@ import torch
 _ASK_EVERY_S = 1e-4
 
 
-class StepEvent:
+class DeviceEvent:
     """A place in the current stream, of whatever the device: without CUDA all before it is done already."""
 
     def __init__(self, device: torch.device, timeout_s: float | None) -> None:

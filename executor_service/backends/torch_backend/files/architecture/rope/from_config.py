@@ -10,7 +10,7 @@ from typing import Any
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
     MAX_CONTEXT,
     DynamicNtk,
-    Linear,
+    LinearScaling,
     Llama3,
     LongRope,
     RopeSpec,
@@ -148,7 +148,7 @@ def _scaled(
         case "default":
             return RopeSpec(theta)
         case "linear":
-            return RopeSpec(theta, Linear(r.number("factor")))
+            return RopeSpec(theta, LinearScaling(r.number("factor")))
         case "llama3":
             return RopeSpec(theta, _llama3(r, original()))
         case "yarn":

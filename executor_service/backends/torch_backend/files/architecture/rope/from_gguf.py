@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
     MAX_CONTEXT,
-    Linear,
+    LinearScaling,
     LongRope,
     RopeSpec,
     Scaling,
@@ -58,7 +58,7 @@ def rope_from_gguf(
         scaling = yarn
         attention_factor *= 1 + 0.1 * math.log(max(factor, 1.0))
     elif kind in (None, "linear"):  # a factor alone means linear
-        scaling = None if factor == 1.0 else Linear(factor)
+        scaling = None if factor == 1.0 else LinearScaling(factor)
     elif kind != "none":
         known = "none, linear, yarn and longrope"
         raise f.fault(f"{prefix}scaling.type {shown(kind)} is not supported, only {known}")

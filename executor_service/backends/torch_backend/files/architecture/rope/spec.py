@@ -8,7 +8,7 @@ MAX_CONTEXT = 1 << 24  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScaling:
     """All frequencies are divided by `factor` (Chen et al. 2023)."""
 
     factor: float
@@ -57,7 +57,7 @@ class Unrotated:
     """All frequencies are 0: nothing is rotated (NoPE, Kazemnejad et al. 2023)."""
 
 
-Scaling = Linear | Llama3 | Yarn | LongRope | DynamicNtk | Unrotated
+Scaling = LinearScaling | Llama3 | Yarn | LongRope | DynamicNtk | Unrotated
 
 
 @dataclass(frozen=True, slots=True)

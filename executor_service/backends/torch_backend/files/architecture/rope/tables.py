@@ -13,7 +13,7 @@ import torch
 
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
     DynamicNtk,
-    Linear,
+    LinearScaling,
     Llama3,
     LongRope,
     RopeSpec,
@@ -60,7 +60,7 @@ def _frequencies(rope: RopeSpec, dim: int, context: int) -> torch.Tensor:
             return 1.0 / powers
         case Unrotated():
             return torch.zeros_like(powers)
-        case Linear(factor):
+        case LinearScaling(factor):
             return 1.0 / powers / factor
         case Llama3() as scaling:
             return _llama3(scaling, 1.0 / powers)
