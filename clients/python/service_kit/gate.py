@@ -8,6 +8,7 @@ methods: they read no request, and clients can't tell the difference.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
@@ -37,6 +38,8 @@ caller has confirmed the server's settings."""
 _IMPOSSIBLE_BYTES = 4 * MAX_METADATA_BYTES
 """What no honest caller sends, not even before it knows the settings."""
 _ENTRY_BYTES = 32
+UNCOLLECTED_BYTES = 1 << 20
+"""Metadata of calls for which the garbage collector runs, however few objects there are."""
 
 _OURS = ("/paceline.", "/vllm.grpc.engine.")
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -74,7 +77,7 @@ class Gate(grpc.aio.ServerInterceptor):
     ) -> None:
         self._credentials, self._audit = credentials, audit
         self._connections = connections or Connections()
-        self._watches = 0
+        self._watches = self._uncollected_bytes = 0
 
     async def intercept_service(
         self,
@@ -83,7 +86,9 @@ class Gate(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """The handler of one call: the method's own, or one that refuses the call."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if (size := _size(metadata)) > MAX_METADATA_BYTES:
+        size = _size(metadata)
+        self._collect(size)
+        if size > MAX_METADATA_BYTES:
             return self._answering(method, *_TOO_LARGE, accused=size > _IMPOSSIBLE_BYTES)
         if not self._credentials.admits(metadata):
             if method not in (_CHECK, _WATCH):
@@ -94,6 +99,13 @@ class Gate(grpc.aio.ServerInterceptor):
         if handler is None:
             return self._answering(method, *_UNKNOWN)
         return self._admitting(handler if method.startswith(_OURS) else _guarded(handler))
+
+    def _collect(self, metadata_bytes: int) -> None:
+        """Free the metadata of calls: grpc.aio leaves each call's in a cycle of references."""
+        self._uncollected_bytes += metadata_bytes
+        if metadata_bytes > _IMPOSSIBLE_BYTES or self._uncollected_bytes > UNCOLLECTED_BYTES:
+            self._uncollected_bytes = 0
+            asyncio.get_running_loop().call_soon(gc.collect, 0)  # when this call's cycle is complete
 
     def _admitting(self, handler: _Handler) -> _Handler:
         """The handler, which first says that its peer is no stranger."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -220,3 +221,19 @@ async def test_malformed_messages_are_refused_without_an_exceptions_text(shape: 
             call = raw(opened).unary_unary(f"{HEALTH}{shape}")(b"\xff\xff")
         assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == "request: its bytes are not a message of this RPC's type"
+
+
+async def test_the_metadata_of_ended_calls_is_freed_though_no_collection_is_due() -> None:
+    def kept() -> int:
+        return sum(isinstance(one, tuple) and one[:1] == ("x-kept",) for one in gc.get_objects())
+
+    long, calls = "v" * (7 << 10), 1 + 2 * gate.UNCOLLECTED_BYTES // (7 << 10)
+    gc.disable()
+    try:
+        async with serving(GUARDED) as proxy, channel(proxy) as opened:
+            for _ in range(calls):
+                call = raw(opened).unary_unary("/no.such.Service/Method")(b"", metadata=[("x-kept", long)])
+                assert await code_of(call) is grpc.StatusCode.UNAUTHENTICATED
+            assert kept() < 0.7 * calls
+    finally:
+        gc.enable()
