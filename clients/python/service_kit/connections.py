@@ -39,8 +39,6 @@ SENT_BYTES = 24 << 10
 SUSPECT_S = 0.02
 """For which a stranger must have sent before it is reset, counted from a turn of the event loop after it
 began: its first calls may be waiting for their handlers."""
-MESSAGE_S = 10.0
-"""For which an authenticated call may send its message while strangers are spared for its sake."""
 ALARM_S = 1.0
 """After a reset or a call with impossible headers, for which strangers that send are reset at once."""
 SCARCE = 0.05
@@ -53,29 +51,10 @@ REST_S = 60.0
 LOG_S = 10.0
 
 
-class Arrival:
-    """An authenticated call whose message is on its way. gRPC tells its peer when the message is read."""
-
-    __slots__ = ("_open", "_peers")
-
-    def __init__(self, arrivals: dict[int, float], admitted: set[str]) -> None:
-        self._open, self._peers = arrivals, admitted
-        arrivals[id(self)] = time.monotonic()
-
-    def of(self, peer: str) -> None:
-        """The message is there, and came from this peer, which is no stranger from now on."""
-        self._open.pop(id(self), None)
-        if peer not in self._peers:
-            self._peers.add(peer)
-
-    def __del__(self) -> None:
-        self._open.pop(id(self), None)  # the call ended before its message was there
-
-
 class Connections:
     """The connections of one service, all of its ports together.
 
-    Its gates call `arrival`, `answer` and `accuse` in the event loop; what has no public name is the
+    Its gates call `admit`, `answer` and `accuse` in the event loop; what has no public name is the
     thread's.
     """
 
@@ -85,7 +64,6 @@ class Connections:
         self._ports: dict[int, int] = {}  # port -> most connections
         self._small: set[int] = set()  # ports whose calls are small
         self._admitted: set[str] = set()
-        self._arrivals: dict[int, float] = {}  # when they began; list() of the values is one step for threads
         self._answered: set[str] = set()
         self._known_before: set[str] = set()  # of both kinds, at the last census
         self._used: dict[str, float] = {}  # peer of a small port -> when its last request was complete
@@ -123,9 +101,10 @@ class Connections:
             self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
             self._thread.start()
 
-    def arrival(self) -> Arrival:
-        """A call was authenticated, of a peer that is not known yet. Keep it until its handler runs."""
-        return Arrival(self._arrivals, self._admitted)
+    def admit(self, peer: str) -> None:
+        """A call of this peer has valid credentials: it is no stranger from now on."""
+        if peer not in self._admitted:
+            self._admitted.add(peer)
 
     def answer(self, peer: str) -> None:
         """A stranger's health check is answered: its connection is of use, though not to be trusted."""
@@ -214,7 +193,7 @@ class Connections:
         """Reset strangers that send. Returns False if there is none."""
         scarce = self._source.scarce_memory(SCARCE)
         before, self._received = self._received, {one.peer: one.received for one in found}
-        suspects, resets, comes = {}, [], self._message_comes(now)
+        suspects, resets = {}, []
         for one in found:
             if one.peer in self._accused:
                 resets.append(one)
@@ -222,7 +201,7 @@ class Connections:
                 sends = one.received - before.get(one.peer, 0) > SENT_BYTES
                 since = self._suspects.get(one.peer, now)
                 useless = scarce and one.peer not in self._admitted
-                if useless or (sends and alarm and not comes) or self._had_its_turn(since, now):
+                if useless or (sends and alarm) or since <= self._beat_at <= now - SUSPECT_S:
                     resets.append(one)
                 elif sends or one.peer in self._suspects:
                     suspects[one.peer] = since
@@ -235,20 +214,6 @@ class Connections:
             self._alarm_until = now + ALARM_S
         self._reset(resets, now, "memory rose: strangers that send are disconnected")
         return bool(suspects or resets)
-
-    def _had_its_turn(self, since: float, now: float) -> bool:
-        """Whether a call that came before `since` would have been admitted by now.
-
-        A loop that stands still admits nobody, and nobody is reset for that. Nor is anybody while an
-        authenticated call sends a long message: it may be this one.
-        """
-        if not since <= self._beat_at <= now - SUSPECT_S:
-            return False
-        return not self._message_comes(now)
-
-    def _message_comes(self, now: float) -> bool:
-        """Whether an authenticated call has been sending its message for a while."""
-        return any(SUSPECT_S <= now - began <= MESSAGE_S for began in list(self._arrivals.values()))
 
     def _ask_for_a_turn(self) -> None:
         if self._loop is not None:

@@ -1,8 +1,9 @@
 """The server interceptor that authenticates calls, and bounds their headers, before their request is read.
 
 gRPC reads the request for the handler that the interceptor returns: all of it for a unary handler; for a
-stream handler nothing, until the handler asks. So refusals are always stream handlers, also for unary
-methods: they read no request, and clients can't tell the difference.
+stream handler nothing, until the handler asks. So all handlers that leave here are stream handlers, also for
+unary methods: a refusal reads no request, and whose call it is is known before its message has come. Clients
+can't tell the difference.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Gate(grpc.aio.ServerInterceptor):
     Check and Watch of grpc.health.v1 need no token. Callers without a valid one get the status of the whole
     server, whatever service their request names, because the request is not read.
 
-    It says to `connections` which peers made an admitted call, and which sent impossible headers.
+    It tells `connections` which peers made a call with valid credentials, and which sent impossible headers.
     """
 
     def __init__(
@@ -108,25 +109,28 @@ class Gate(grpc.aio.ServerInterceptor):
             asyncio.get_running_loop().call_soon(gc.collect, 0)  # when this call's cycle is complete
 
     def _admitting(self, handler: _Handler) -> _Handler:
-        """The handler, which first says that its peer is no stranger."""
-        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-            if inspect.iscoroutinefunction(behaviour := getattr(handler, kind)):
-                make = getattr(grpc, f"{kind}_rpc_method_handler")
-                parse, serialize = handler.request_deserializer, handler.response_serializer
-                changed: _Handler = make(self._after_admission(behaviour), parse, serialize)
-                return changed
-        return handler
+        """The handler as one that reads its request itself, and first says that its peer is no stranger."""
+        behaviour: Any = handler.unary_unary or handler.unary_stream
+        reads = behaviour is not None
+        behaviour = behaviour or handler.stream_unary or handler.stream_stream
+        if not inspect.iscoroutinefunction(behaviour):
+            return handler
 
-    def _after_admission(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        arrival = self._connections.arrival()
+        async def call(request: Any, context: _Context) -> None:
+            self._connections.admit(context.peer())
+            try:
+                if reads and (request := await context.read()) is grpc.aio.EOF:
+                    request = Malformed()
+                if (answer := await behaviour(request, context)) is not None:
+                    await context.write(answer)
+            except BaseException as error:
+                del request, context  # see end_call
+                if client_has_left(error):
+                    raise asyncio.CancelledError from None
+                raise
 
-        async def call(request: Any, context: _Context) -> Any:
-            arrival.of(context.peer())
-            answer = behaviour(request, context)
-            del request, context  # see end_call
-            return await answer
-
-        return call
+        parse, serialize = handler.request_deserializer, handler.response_serializer
+        return grpc.stream_stream_rpc_method_handler(call, parse, serialize)
 
     def _answering(
         self, method: str, code: grpc.StatusCode, message: str, reason: str, *, accused: bool = False

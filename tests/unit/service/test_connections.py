@@ -97,7 +97,7 @@ def flooded(watched: Watched, *, looks: int = 4, turn: bool = True) -> None:
 
 async def test_strangers_that_send_while_memory_rises_are_reset_and_others_stay(watched: Watched) -> None:
     watched.source.received = {"stranger": 0, "admitted": 0, "idle": 0}
-    watched.connections.arrival().of("admitted")
+    watched.connections.admit("admitted")
     for _ in range(4):
         watched.source.resident += 2 * RISE_BYTES
         watched.send("stranger")
@@ -118,37 +118,15 @@ async def test_an_event_loop_that_stands_still_costs_no_newcomer_its_connection(
     watched.source.received = {"newcomer": 0}
     flooded(watched, looks=50, turn=False)
     assert watched.source.reset_peers == []
-    watched.connections.arrival().of("newcomer")
+    watched.connections.admit("newcomer")
     flooded(watched, looks=50)
     assert watched.source.reset_peers == []
-
-
-async def test_a_newcomer_that_sends_a_long_message_keeps_its_connection(watched: Watched) -> None:
-    watched.source.received = {"newcomer": 0}
-    arrival = watched.connections.arrival()
-    [key] = watched.connections._arrivals
-    watched.connections._arrivals[key] = watched.now  # by the test's clock
-    flooded(watched, looks=20)
-    assert watched.source.reset_peers == []
-    arrival.of("newcomer")
-    flooded(watched, looks=20)
-    assert watched.source.reset_peers == []
-
-
-async def test_a_call_that_ended_before_its_message_came_spares_nobody(watched: Watched) -> None:
-    watched.source.received = {"stranger": 0}
-    arrival = watched.connections.arrival()
-    assert watched.connections._arrivals
-    del arrival
-    assert not watched.connections._arrivals
-    flooded(watched)
-    assert watched.source.reset_peers == ["stranger"]
 
 
 async def test_on_a_port_of_small_calls_nobody_may_send_much(watched: Watched) -> None:
     watched.connections.watch(PORT, 8, small=True)
     watched.source.received = {"admitted": 0, "quiet": 0}
-    watched.connections.arrival().of("admitted")
+    watched.connections.admit("admitted")
     for _ in range(4):
         watched.source.resident += 2 * RISE_BYTES
         watched.send("admitted")
@@ -170,7 +148,7 @@ async def test_who_sent_impossible_headers_is_reset_at_once_and_so_are_strangers
 
 async def test_with_scarce_memory_strangers_need_not_send(watched: Watched) -> None:
     watched.source.received = {"stranger": 0, "admitted": 0}
-    watched.connections.arrival().of("admitted")
+    watched.connections.admit("admitted")
     watched.source.scarce, watched.source.resident = True, 4 * watched.source.resident
     watched.look()
     assert watched.source.reset_peers == ["stranger"]
@@ -178,7 +156,7 @@ async def test_with_scarce_memory_strangers_need_not_send(watched: Watched) -> N
 
 async def test_a_port_that_is_nearly_full_gets_rid_of_connections_without_a_call(watched: Watched) -> None:
     watched.source.received = {f"{i}": 0 for i in range(7)}
-    watched.connections.arrival().of("3")
+    watched.connections.admit("3")
     watched.connections.answer("5")  # a health watch
     watched.look(CENSUS_S)
     assert watched.source.reset_peers == []  # they may have just come

@@ -19,6 +19,7 @@ from paceline.executor.v1 import executor_pb2, executor_pb2_grpc
 from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
 from service_kit import gate
 from service_kit.audit import Audit
+from service_kit.connections import Connections
 from service_kit.credentials import Credentials
 from service_kit.gate import Gate
 from service_kit.identity import Identity
@@ -91,11 +92,12 @@ async def test_every_method_is_refused_by_a_handler_that_reads_nothing(metadata:
 
 
 @asynccontextmanager
-async def serving(credentials: Credentials, audit: Audit | None = None) -> AsyncIterator[CountingProxy]:
+async def serving(
+    credentials: Credentials, audit: Audit | None = None, connections: Connections | None = None
+) -> AsyncIterator[CountingProxy]:
     """A server with health, reflection and the executor's methods, which answer nothing, behind a proxy."""
-    server = grpc.aio.server(
-        interceptors=[Gate(credentials, audit or NO_AUDIT)], options=server_options(Link.PRIVATE)
-    )
+    first = Gate(credentials, audit or NO_AUDIT, connections)
+    server = grpc.aio.server(interceptors=[first], options=server_options(Link.PRIVATE))
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(
         executor_pb2_grpc.ExecutorServiceServicer(), server
     )
@@ -221,6 +223,17 @@ async def test_malformed_messages_are_refused_without_an_exceptions_text(shape: 
             call = raw(opened).unary_unary(f"{HEALTH}{shape}")(b"\xff\xff")
         assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == "request: its bytes are not a message of this RPC's type"
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch", "reflection"])
+async def test_whose_call_it_is_is_known_before_its_message_has_come(method: str) -> None:
+    connections = Connections()
+    async with serving(GUARDED, connections=connections) as proxy, channel(proxy) as opened:
+        path = REFLECTION if method == "reflection" else f"{HEALTH}{method}"
+        call: Any = raw(opened).stream_stream(path)(metadata=SESAME)
+        while not connections._admitted:  # noqa: ASYNC110  # what the server learns
+            await asyncio.sleep(0)
+        call.cancel()
 
 
 async def test_the_metadata_of_ended_calls_is_freed_though_no_collection_is_due() -> None:
