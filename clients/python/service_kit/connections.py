@@ -131,8 +131,9 @@ class Connections:
 
     def _run(self) -> None:
         while True:
+            began = time.monotonic()
             try:
-                wait_s = self.look(time.monotonic())
+                wait_s = max(self.look(began), time.monotonic() - began)
             except Exception as error:
                 log.error("connections are not watched for a second", error)
                 wait_s = 1.0
@@ -241,7 +242,8 @@ class Connections:
     def _reset(self, chosen: Iterable[Connection], now: float, why: str) -> None:
         if done := sum(self._source.reset(one) for one in chosen):
             self._resets[why] += done
-            self._trims = [now + after for after in TRIMS_S]
+            due = [at for at in self._trims[:1] if at < now + TRIMS_S[0]]  # also while a flood goes on
+            self._trims = due + [now + after for after in TRIMS_S]
         if self._resets and now >= self._log_at:
             for reason, count in self._resets.items():
                 log.warning(reason, connections=count, resident_mib=round(self._calm / 2**20))

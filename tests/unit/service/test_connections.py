@@ -200,6 +200,14 @@ async def test_memory_is_given_back_after_a_reset(watched: Watched) -> None:
     assert watched.source.given_back == len(TRIMS_S)
 
 
+async def test_memory_is_given_back_while_a_flood_goes_on(watched: Watched) -> None:
+    for number in range(40):
+        watched.source.received[f"{number}"] = 0
+        watched.connections.accuse(f"{number}")
+        watched.look(TRIMS_S[0] / 10)
+    assert watched.source.given_back == 3
+
+
 async def test_resets_are_logged_with_their_reason(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
