@@ -35,8 +35,11 @@ MAX_CONNECTION_STREAMS = 4096
 """Concurrent calls per connection. The client's gRPC library holds further calls back until others end.
 
 Large enough that a burst reaches the scheduler, which refuses with a reason when its queue is full. Small
-enough to bound the memory, about 10 KiB per call, of a connection that opens calls only to reset them.
+enough to bound the memory, about 10 KiB per call, of a connection that opens calls only to reset them, and
+of one that never confirms the settings, which gRPC lets open as many calls in all.
 """
+MAX_PRIVATE_STREAMS = 512
+"""The same of a private connection: a scheduler has fewer than ten."""
 MAX_CONNECTIONS = 4096
 """Connections per port, unless the process's limit on file descriptors demands fewer: `max_connections`."""
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -175,7 +178,7 @@ def server_options(link: Link) -> Options:
         # default) and all above the second (3,000), with CANCELLED and no reason. Our handlers give reasons.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
-        ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
+        ("grpc.max_concurrent_streams", MAX_PRIVATE_STREAMS if private else MAX_CONNECTION_STREAMS),
         # Connections above the bound are closed at once. A Unix socket is counted apart. Default: no bound.
         ("grpc.max_allowed_incoming_connections", max_connections()),
         # Close connections that complete no handshake (default: two minutes) or have no calls (default:

@@ -26,7 +26,7 @@ from service_kit.scrapes import ScrapePort
 from service_kit.settings import ServiceSettings
 
 from paceline_router.answers import RouterAnswers
-from paceline_router.calls import RoutedCalls
+from paceline_router.calls import MAX_CALLS, RoutedCalls
 from paceline_router.models import RoofModels, RoofState
 from paceline_router.roof import Roof
 
@@ -34,6 +34,8 @@ SERVICE = "paceline.scheduler.v1.SchedulerService"
 ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
 RECEIVE_BYTES = 16 << 20
 """As the scheduler takes, which names the field of a request that is too large."""
+SPARE_STREAMS = 64
+"""Calls of one connection beyond those of one model, to be refused with a reason."""
 _POLL_S = 0.05
 
 
@@ -106,7 +108,10 @@ class RouterServer:
         answers = RouterAnswers(self._roof)
         self._calls = answers.calls = RoutedCalls(self._roof, answers.methods)
         self.metrics.live = self._calls.live
-        options = dict(server_options(Link.PUBLIC)) | {"grpc.max_receive_message_length": RECEIVE_BYTES}
+        options = dict(server_options(Link.PUBLIC)) | {
+            "grpc.max_receive_message_length": RECEIVE_BYTES,
+            "grpc.max_concurrent_streams": MAX_CALLS + SPARE_STREAMS,
+        }
         self.server = grpc.aio.server(
             interceptors=[Gate(settings.credentials, self.audit, self.connections)],
             options=list(options.items()),
