@@ -26,10 +26,10 @@ OPTIONAL_MARKERS = CALL, RETURN = "<|call|>", "<|return|>"
 
 _ENDS = frozenset({END, CALL, RETURN})
 _MAX_HEADER = 256  # characters; what is longer is text
-_TO = r"(?:\s+to=(?P<{}>[^\s<]+))?"
-_HEADER = re.compile(
-    rf"(?:{re.escape(START)}assistant)?{_TO.format('early')}\s*"
-    rf"(?:{re.escape(CHANNEL)}(?P<channel>\w+){_TO.format('late')}\s*(?:{re.escape(CONSTRAIN)})?\s*\w*\s*)?"
+_TO = r"(?:\s++to=(?P<{}>[^\s<]++))?"
+_HEADER = re.compile(  # possessive: else spaces before what is no header are shared out in every way
+    rf"(?:{re.escape(START)}assistant)?{_TO.format('early')}\s*+"
+    rf"(?:{re.escape(CHANNEL)}(?P<channel>\w++){_TO.format('late')}\s*+(?:{re.escape(CONSTRAIN)})?\s*+\w*+\s*+)?"
 )
 
 

@@ -8,9 +8,13 @@ from typing import Any, NoReturn
 
 from scheduler_service.chat.json_scanner import MAX_DEPTH
 
+MAX_PARTS = 32_768
+"""Of a literal that is no JSON: strings, numbers, names, marks and escapes. They are read one by one, in the
+scheduler's event loop: a megabyte of them would hold it for two seconds."""
+
 _TOKEN = re.compile(
     r"""\s*(?:
-      (?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+      (?P<string>'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'|"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+")
     | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)
     | (?P<name>[A-Za-z]+)
     | (?P<mark>[][(){}:,])
@@ -26,7 +30,10 @@ _CLOSE = {"[": "]", "(": ")", "{": "}"}
 
 
 def literal_as_json(text: str) -> str:
-    """JSON of one literal: a text that is JSON stays as it is. Raises ValueError."""
+    """JSON of one literal: a text that is JSON stays as it is.
+
+    Raises ValueError for anything else, and for a literal of more than `MAX_PARTS`.
+    """
     text = text.strip()
     try:
         json.loads(text, parse_constant=_refuse)
@@ -40,7 +47,7 @@ def literal_as_json(text: str) -> str:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
+        self._text, self._at, self._left = text, 0, MAX_PARTS
         self._kind: str | None = None
         self._token = ""
         self._advance()
@@ -60,6 +67,9 @@ class _Reader:
             raise ValueError(f"no literal: {self._text[self._at : self._at + 20]!r}")
         self._at, self._kind = found.end(), found.lastgroup
         self._token = found[found.lastgroup or 0]
+        self._left -= 1 + self._token.count("\\")
+        if self._left < 0:
+            raise ValueError(f"no literal of more than {MAX_PARTS} parts is read")
 
     def _value(self, depth: int) -> Any:
         kind, token = self._kind, self._token
@@ -111,7 +121,11 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def _is_text(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -16,7 +16,7 @@ from scheduler_service.chat.events import Arguments, CallBegins, CallParser, Eve
 from scheduler_service.chat.hermes import BEGIN, END, HermesParser
 from scheduler_service.chat.json_scanner import JsonScanner
 from scheduler_service.chat.llama_json import TAG, LlamaJsonParser
-from scheduler_service.chat.python_literal import literal_as_json
+from scheduler_service.chat.python_literal import MAX_PARTS, literal_as_json
 from scheduler_service.chat.pythonic import PythonicParser
 
 NAMES = frozenset({"f", "get_weather", "a-b"})
@@ -310,6 +310,22 @@ def test_a_literal_of_python_or_of_json_is_read(value: Any, write: Callable[[Any
 def test_anything_else_is_no_literal(text: str) -> None:
     with pytest.raises(ValueError, match=r"no |behind|must be|not JSON"):
         literal_as_json(text)
+
+
+@pytest.mark.parametrize("part", ["True,", "1.5,", "[],", "'\\\\',", "('a'),"])
+def test_a_literal_has_a_bounded_number_of_parts_unless_it_is_json(part: str) -> None:
+    """Or the end of one value of a megabyte would hold up everybody's streams for seconds."""
+    short, long = (f"[{(MAX_PARTS // size) * part}]" for size in (8, 2))
+    assert calls_of(parse("pythonic", f"[f(a={short})]")) == [
+        ("f", {"a": json.loads(literal_as_json(short))})
+    ]
+    with pytest.raises(ValueError, match=f"more than {MAX_PARTS} parts"):
+        literal_as_json(long)
+    assert parse("pythonic", f"[f(a={long})]") == [f"[f(a={long})]"]
+    as_json = json.dumps(["a\\"] * MAX_PARTS)
+    assert literal_as_json(as_json) == as_json
+    text = "'" + "x" * (1 << 20) + "'"
+    assert literal_as_json(text) == f'"{text[1:-1]}"'
 
 
 def test_half_a_surrogate_pair_stays_an_escape() -> None:

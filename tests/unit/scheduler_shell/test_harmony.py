@@ -21,6 +21,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.source import GrammarSource
+from scheduler_service.chat import harmony
 from scheduler_service.chat.formats import FORMATS, MARKERS, format_of, whole_format_of
 from scheduler_service.chat.harmony import HarmonyParser
 from scheduler_service.chat.reading import ChatReading
@@ -149,6 +150,18 @@ def test_what_can_not_be_read_is_text_and_nothing_is_lost(
 ) -> None:
     assert read(bytewise(text))[:3] == (reasoning, answer, calls)
     assert read(*([id_] for id_ in bytewise(text)))[:3] == (reasoning, answer, calls)
+
+
+@pytest.mark.parametrize(("end", "is_header"), [("json", True), ("!", False), (" to=f !", False)])
+def test_spaces_in_a_header_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, end: str, is_header: bool
+) -> None:
+    """Shared out among the parts of a pattern, those of 256 characters took 0.1 s; these would take hours."""
+    monkeypatch.setattr(harmony, "_MAX_HEADER", 1 << 20)
+    text = f"<|channel|>final{30_000 * ' '}{end}{30_000 * ' '}<|message|>x"
+    parser = HarmonyParser(NAMES, by_id=False)
+    events = [*parser.push(text), *parser.flush()]
+    assert "".join(map(str, events)) == ("x" if is_header else text)
 
 
 parts = st.lists(
