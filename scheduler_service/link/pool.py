@@ -160,7 +160,7 @@ class ExecutorPool(LinkPool):
             model = served_model(facts, tokenizer, self._limits)
             model = replace(model, name=self._model_name or model.name)
             try:
-                text = await ModelText.made_of(tokenizer, self._text)
+                text = await ModelText.made_of(tokenizer, self._text, model.vocab_size)
             except UnusableTokenizerError as error:
                 raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
             if text is not None and text.has_chat_template:

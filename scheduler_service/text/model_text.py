@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
+import numpy as np
 from service_kit.logs import Log
 
 from scheduler_service.chat import formats, reasoning
@@ -38,11 +39,12 @@ class ModelText:
         pool: TextPool,
         vocabulary: Vocabulary,
         *,
+        vocab_size: int,
         has_chat_template: bool,
         added: Mapping[str, int] = MappingProxyType({}),
         unusable_template: str = "",
     ) -> None:
-        self._pool = pool
+        self._pool, self._vocab_size = pool, vocab_size
         self.vocabulary = vocabulary
         """The bytes of each token id, for a Detokenizer."""
         self.has_chat_template = has_chat_template
@@ -52,8 +54,10 @@ class ModelText:
         self._unusable_template = unusable_template  # why; "": it can be used, or there is none
 
     @classmethod
-    async def made_of(cls, files: TokenizerSource, pool: TextPool) -> ModelText | None:
+    async def made_of(cls, files: TokenizerSource, pool: TextPool, vocab_size: int) -> ModelText | None:
         """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError.
+
+        `vocab_size`: the model's number of token ids. A tokenizer may know more, of which no prompt may be.
 
         A chat template that can't be used costs the model its chats, not its texts.
         """
@@ -71,6 +75,7 @@ class ModelText:
         return cls(
             pool,
             Vocabulary(loaded.pieces),
+            vocab_size=vocab_size,
             has_chat_template=loaded.has_chat_template,
             added=loaded.added,
             unusable_template=why,
@@ -89,10 +94,12 @@ class ModelText:
         """Ids of plain text, with BOS in front if the tokenizer's configuration says so and it `begins`.
 
         Text that spells a control token becomes that token. `caller`: who takes turns with other callers in
-        the pool. Raises PromptError if the text can't be tokenized, BusyError if too much text is queued (a
-        retry may succeed), StuckError if the tokenizer process does not answer.
+        the pool. Raises PromptError if the text can't be tokenized, or only to tokens that the model does not
+        have, BusyError if too much text is queued (a retry may succeed), StuckError if the tokenizer process
+        does not answer.
         """
-        return unpack_ints(await self._pool.submit({"op": "text", "begins": begins}, text.encode(), caller))
+        answer = await self._pool.submit({"op": "text", "begins": begins}, text.encode(), caller)
+        return self._known(unpack_ints(answer))
 
     async def encode_messages(
         self,
@@ -123,7 +130,8 @@ class ModelText:
             "opens": opens,
         }
         payload = json.dumps(chat, ensure_ascii=False).encode()
-        return unpack_ints(await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller))
+        answer = await self._pool.submit({"op": "chat", "max_bytes": max_bytes}, payload, caller)
+        return self._known(unpack_ints(answer), "messages")
 
     async def encode_items(
         self, items: Sequence[TextItem], max_bytes: int, *, caller: str = ""
@@ -141,7 +149,15 @@ class ModelText:
             await self._pool.submit({"op": "items", "max_bytes": max_bytes}, payload, caller)
         )
         ends = list(accumulate(answer[: len(items)], initial=len(items)))
-        return [answer[start:end] for start, end in pairwise(ends)]
+        found = [answer[start:end] for start, end in pairwise(ends)]
+        return [self._known(ids, item.field) for ids, item in zip(found, items, strict=True)]
+
+    def _known(self, ids: array[int], field: str = "") -> array[int]:
+        """The ids. Raises PromptError unless the model has all of them."""
+        if (highest := int(np.asarray(ids).max(initial=0))) >= self._vocab_size:
+            why = f"makes token {highest}, but the model has {self._vocab_size} tokens"
+            raise PromptError(why, field)
+        return ids
 
     def _check_chats(self, field: str) -> None:
         """Raises PromptError without a chat template, ChatTemplateUnusable with one that can't be used."""

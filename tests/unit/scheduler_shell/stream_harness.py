@@ -47,7 +47,7 @@ class StreamHarness:
         self.metrics = Telemetry()
         self.streams = StreamRegistry(self.core, self.metrics, lambda: self.now, lambda: None)
         vocabulary = Vocabulary(pieces_of(made.byte_level()))
-        self.text = ModelText(TextPool(TextLimits()), vocabulary, has_chat_template=False)
+        self.text = ModelText(TextPool(TextLimits()), vocabulary, vocab_size=405, has_chat_template=False)
 
     def admit(
         self,

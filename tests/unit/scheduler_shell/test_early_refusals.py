@@ -62,7 +62,8 @@ CONTEXT: Any = Context()
 def scheduler(tokenizer: Tokenizer, **settings: Any) -> SchedulerService:
     service = SchedulerService(SchedulerSettings(executor=("127.0.0.1:9",), **settings))
     service.core.executor_ready(Capacity(10, 16, 64, 10, 10, 100), 0.0)
-    text = ModelText(tokenizer, Vocabulary(pieces_of(made.byte_level())), has_chat_template=True)
+    vocabulary = Vocabulary(pieces_of(made.byte_level()))
+    text = ModelText(tokenizer, vocabulary, vocab_size=MODEL.vocab_size, has_chat_template=True)
     service.pool.served = Served(MODEL, text, None)
     return service
 

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from scheduler_service.text.errors import PromptError
 from scheduler_service.text.frames import LANES, LARGE_NICENESS
+from scheduler_service.text.items import PlainItem, WholeItem
 from scheduler_service.text.pool import process_count
 from scheduler_service.text.process import TextProcess
 from scheduler_service.text.worker.limits import NICENESS
@@ -33,6 +35,26 @@ async def test_prompts_become_ids_in_another_process() -> None:
         assert list(await text.encode_text("hello <|end|>")) == tokenizer.encode("hello <|end|>").ids
         ids = await text.encode_messages(HELLO, 1000)
         assert await text.decode(ids) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_tokens_that_the_model_does_not_have_are_refused_by_the_field() -> None:
+    """A tokenizer may know more of them; the executor would refuse the row, an error of the service."""
+    (beyond,) = made.byte_level().encode("<think>").ids
+    async with tools(files(), vocab_size=beyond) as (text, _):
+        assert list(await text.encode_text("hello")) == made.byte_level().encode("hello").ids
+        why = rf"^makes token {beyond}, but the model has {beyond} tokens"
+        with pytest.raises(PromptError, match=why):
+            await text.encode_text("hello <think>")
+        with pytest.raises(PromptError, match=why) as error:
+            await text.encode_messages([{"role": "user", "content": "<think>"}], 1000)
+        assert error.value.field == "messages"
+        items = [PlainItem("inputs[0].text", "hello"), WholeItem("inputs[1].text", "<think>")]
+        with pytest.raises(PromptError, match=why) as error:
+            await text.encode_items(items, 1000)
+        assert error.value.field == "inputs[1].text"
+        assert [list(ids) for ids in await text.encode_items(items[:1], 1000)] == [
+            made.byte_level().encode("hello").ids
+        ]
 
 
 def test_the_scheduler_imports_neither_tokenizers_nor_templates() -> None:

@@ -56,10 +56,10 @@ async def running(limits: TextLimits = LIMITS, processes: int = 1) -> AsyncItera
 
 @asynccontextmanager
 async def tools(
-    given: TokenizerSource, limits: TextLimits = LIMITS, processes: int = 1
+    given: TokenizerSource, limits: TextLimits = LIMITS, processes: int = 1, vocab_size: int = 1000
 ) -> AsyncIterator[tuple[ModelText, TextPool]]:
     async with running(limits, processes) as pool:
-        made_of = await ModelText.made_of(given, pool)
+        made_of = await ModelText.made_of(given, pool, vocab_size)
         assert made_of is not None
         yield made_of, pool
 
