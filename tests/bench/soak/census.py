@@ -75,7 +75,7 @@ class Census:
         for name, pid in self._serve.children().items():
             found[name.removesuffix("_service")] = pid
         if scheduler := found.get("scheduler"):
-            for number, pid in enumerate(_children(scheduler)):
+            for number, pid in enumerate(tokenizers_of(scheduler)):
                 found[f"tokenizer{number + 1 if number else ''}"] = pid
         return found
 
@@ -118,9 +118,8 @@ def _growth(role: str, figure: str, samples: Iterable[Sample]) -> Growth | None:
 
 def _figures(pid: int) -> dict[str, float]:
     process = Path(f"/proc/{pid}")
-    pages = int((process / "statm").read_text().split()[1])
     return {
-        "memory_mb": pages * 4096 / 1e6,
+        "memory_mb": memory_mb(pid),
         "descriptors": float(len(list((process / "fd").iterdir()))),
         "threads": float(len(list((process / "task").iterdir()))),
     }
@@ -135,7 +134,13 @@ def _tasks(port: int) -> float | None:
     return float(found[1]) if found else None
 
 
-def _children(pid: int) -> list[int]:
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process. Raises OSError."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def tokenizers_of(pid: int) -> list[int]:
+    """Process ids of a scheduler's tokenizers."""
     try:
         lists = sorted(Path(f"/proc/{pid}/task").glob("*/children"))
         found = [int(one) for children in lists for one in children.read_text().split()]
