@@ -15,6 +15,7 @@ from service_kit.identity import MAX_PRIORITY, Identity
 from service_kit.security import check_tls_files, read_token
 from service_kit.settings import ADMIN_TOKEN, ServiceSettings, StringList
 
+from scheduler_service.chat.formats import ToolFormatSetting
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.directory.places import one_spelling
@@ -165,7 +166,7 @@ class SchedulerSettings(ServiceSettings):
     )
 
     # Chats
-    tool_format: Literal["auto", "none", "harmony", "hermes", "llama3-json", "llama3-pythonic"] = Field(
+    tool_format: ToolFormatSetting = Field(
         default="auto",
         description="how the model writes calls of tools; auto: as its chat template says, if that is known",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from scheduler_service.chat import hermes
+from scheduler_service.chat import hermes, listed
 from scheduler_service.chat.tools import OfferedTool
 
 LarkRules = dict[str, str]
@@ -23,7 +23,7 @@ _COMBINING = frozenset(
 """Keywords with which a schema's own properties may not be all that it takes."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _REMARKS = frozenset({"$comment", "description", "title"})
-_PYTHONIC = frozenset(
+_BY_NAME = frozenset(
     {
         *("$defs", "$schema", "additionalProperties", "definitions", "description", "properties", "required"),
         *("title", "type", "x-guidance"),
@@ -41,13 +41,27 @@ class ToolGrammarError(Exception):
 
 def hermes_calls(markers: tuple[int, int] | None, tools: Sequence[OfferedTool]) -> LarkRules:
     """A call between markers. `markers`: their token ids; None: they are text."""
-    begin, end = (_text(hermes.BEGIN), _text(hermes.END)) if markers is None else map(_token, markers)
-    return {"call": f'{begin} "\\n" object "\\n" {end}', **_objects("object", tools, "arguments")}
+    begin, end = (text_rule(hermes.BEGIN), text_rule(hermes.END)) if markers is None else map(_token, markers)
+    return {"call": f'{begin} "\\n" object "\\n" {end}', **object_calls(tools, "arguments", "object")}
 
 
-def llama_json_calls(tools: Sequence[OfferedTool]) -> LarkRules:
-    """A call that is an object."""
-    return _objects("call", tools, "parameters")
+def object_calls(tools: Sequence[OfferedTool], key: str, name: str = "call") -> LarkRules:
+    """A rule `name` of an object with a tool's name, and its arguments under `key`."""
+    rules = {name: " | ".join(f"object_{index}" for index in range(len(tools)))}
+    for index, tool in enumerate(tools):
+        head = text_rule(f'{{"name": "{tool.name}", "{key}": ')
+        rules[f"object_{index}"] = f'{head} arguments_{index} "}}"'
+    return rules | argument_rules(tools)
+
+
+def mistral_calls(ids: Mapping[str, int], tools: Sequence[OfferedTool]) -> LarkRules:
+    """A call of a newer Mistral model: a marker, a name, a marker, arguments. `ids`: of the markers."""
+    rules = {"call": " | ".join(f"call_{index}" for index in range(len(tools)))}
+    first, second = _token(ids[listed.MISTRAL]), _token(ids[listed.ARGUMENTS])
+    for index, tool in enumerate(tools):
+        rules[f"call_{index}"] = f"{text_rule(tool.name)} {second} arguments_{index}"
+    rules["call"] = f"{first} ({rules['call']})"
+    return rules | argument_rules(tools)
 
 
 def pythonic_calls(tools: Sequence[OfferedTool]) -> LarkRules:
@@ -66,39 +80,63 @@ def as_lark(start: str, rules: LarkRules) -> str:
 def argument_rules(tools: Sequence[OfferedTool]) -> LarkRules:
     """Rules `arguments_0` and so on, of each tool's arguments as an object."""
     return {
-        f"arguments_{index}": _json({"type": "object", **tool.parameters}) for index, tool in enumerate(tools)
+        f"arguments_{index}": value_rule({"type": "object", **tool.parameters})
+        for index, tool in enumerate(tools)
     }
-
-
-def _objects(name: str, tools: Sequence[OfferedTool], key: str) -> LarkRules:
-    """A rule `name` of an object with a tool's name, and its arguments under `key`."""
-    rules = {name: " | ".join(f"object_{index}" for index in range(len(tools)))}
-    for index, tool in enumerate(tools):
-        head = _text(f'{{"name": "{tool.name}", "{key}": ')
-        rules[f"object_{index}"] = f'{head} arguments_{index} "}}"'
-    return rules | argument_rules(tools)
 
 
 def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
     """The rules of a call with keyword arguments. Raises ToolGrammarError."""
+    properties, shared = named_arguments(index, tool)
+    arguments = {}
+    for name, value in properties.items():
+        if not name.isidentifier():
+            raise ToolGrammarError(index, f"property {name!r} can't be a keyword argument")
+        arguments[name] = (text_rule(name + "="), value_rule({**value, **shared}), '""')
+    return arguments_in_order(f"call_{index}", tool, arguments, (text_rule(tool.name + "("), '")"'), '", "')
+
+
+def named_arguments(
+    index: int, tool: OfferedTool
+) -> tuple[dict[str, Mapping[str, object]], dict[str, object]]:
+    """The schemas of arguments that are written one by one, and the definitions that they share.
+
+    Raises ToolGrammarError if the tool's schema restricts its arguments in other ways.
+    """
     schema = tool.parameters
-    if unknown := sorted(schema.keys() - _PYTHONIC):
-        raise ToolGrammarError(index, f"{unknown[0]!r} can't be demanded of keyword arguments")
+    if unknown := sorted(schema.keys() - _BY_NAME):
+        raise ToolGrammarError(index, f"{unknown[0]!r} can't be demanded of named arguments")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise ToolGrammarError(index, "properties must be an object, required a list")
     if missing := [name for name in required if name not in properties]:
         raise ToolGrammarError(index, f"{missing[0]!r} is required, and none of the properties")
+    if wrong := [name for name, value in properties.items() if not isinstance(value, dict | bool)]:
+        raise ToolGrammarError(index, f"property {wrong[0]!r} must be a schema")
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    call, last = f"call_{index}", len(properties)
-    rules = {call: f'{_text(tool.name + "(")} {call}_first_0 ")"'}
+    return {name: value if isinstance(value, dict) else {} for name, value in properties.items()}, shared
+
+
+def arguments_in_order(
+    call: str,
+    tool: OfferedTool,
+    arguments: Mapping[str, tuple[str, str, str]],
+    around: tuple[str, str],
+    comma: str,
+) -> LarkRules:
+    """The rule `call`, with arguments in the order of the schema's properties; some of them may be left out.
+
+    `arguments`: what stands before each value, its rule, and what stands behind it; `around`: all of them;
+    `comma`: between two.
+    """
+    rules, last = {call: f"{around[0]} {call}_first_0 {around[1]}"}, len(arguments)
+    required = tool.parameters.get("required", [])
+    assert isinstance(required, list)
     # "first": no argument has been written yet; "next": some have, so that a comma comes before the next one.
-    for at, (name, value) in enumerate(properties.items()):
-        if not name.isidentifier() or not isinstance(value, dict | bool):
-            raise ToolGrammarError(index, f"property {name!r} can't be a keyword argument")
-        rules[f"{call}_value_{at}"] = _json({**value, **shared} if isinstance(value, dict) else {})
-        argument = f"{_text(name + '=')} {call}_value_{at} {call}_next_{at + 1}"
-        first, following = [argument], [f'", " {argument}']
+    for at, (name, (before, value, behind)) in enumerate(arguments.items()):
+        rules[f"{call}_value_{at}"] = value
+        argument = f"{before} {call}_value_{at} {behind} {call}_next_{at + 1}"
+        first, following = [argument], [f"{comma} {argument}"]
         if name not in required:
             first.append(f"{call}_first_{at + 1}")
             following.append(f"{call}_next_{at + 1}")
@@ -106,14 +144,24 @@ def _keyword_arguments(index: int, tool: OfferedTool) -> LarkRules:
     return rules | {f"{call}_first_{last}": '""', f"{call}_next_{last}": '""'}
 
 
-def _json(schema: Mapping[str, object]) -> str:
+def value_rule(schema: Mapping[str, object]) -> str:
+    """JSON of a schema, with no properties but those that it names unless it says that there may be some."""
     return json_rule(_without_remarks(_closed(schema)))
 
 
 def json_rule(schema: Mapping[str, object]) -> str:
-    """A schema in a grammar. Its strings must not look like Lark's syntax to whoever searches the text."""
-    text = json.dumps(schema, separators=(",", ":"))
-    return "%json " + text.replace("::", r":\u003a").replace("%", r"\u0025")
+    """A schema in a grammar."""
+    return "%json " + _hidden(json.dumps(schema, separators=(",", ":")))
+
+
+def text_rule(text: str) -> str:
+    """A text in a grammar."""
+    return _hidden(json.dumps(text))
+
+
+def _hidden(text: str) -> str:
+    """JSON whose strings do not look like Lark's syntax to whoever searches the text."""
+    return text.replace("::", r":\u003a").replace("%", r"\u0025")
 
 
 def _closed(schema: Mapping[str, object]) -> dict[str, object]:
@@ -148,10 +196,6 @@ def _part_without_remarks(part: object) -> object:
     if isinstance(part, Mapping):
         return _without_remarks(part)
     return [_part_without_remarks(item) for item in part] if isinstance(part, list) else part
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)
 
 
 def _token(token: int) -> str:

@@ -20,17 +20,18 @@ class CallObject:
     Arguments are passed on as they come, if the name stands before them.
     """
 
-    def __init__(self, names: Container[str]) -> None:
-        """`names` of the tools that may be called."""
+    def __init__(self, names: Container[str], name: str | None = None) -> None:
+        """`names` of the tools that may be called. `name`: of a call of which only the arguments follow."""
         self.done = False  # the object is complete
         self.failed = False  # it is no call, or no more
         self.begun = False  # the call's beginning has been passed on
         self._names = names
-        self._expected = "{"
+        self._is_bare = name is not None
+        self._expected = "{" if name is None else "value"
         self._scanner: JsonScanner | None = None  # of the key or value that is being read
         self._read: list[str] = []  # its text, unless it is passed on
-        self._key = ""
-        self._name: str | None = None
+        self._key = "" if name is None else "arguments"
+        self._name = name
         self._arguments: str | None = None  # if they stand before the name
         self._unsent: list[str] = []  # what was taken since the last event
 
@@ -108,7 +109,7 @@ class CallObject:
             return
         self._expected = ",}"
         if self._key in _ARGUMENTS:
-            self._arguments = read
+            self._arguments, self.done = read, self._is_bare
         elif self._key == "name":
             self._name = json.loads(read)
             self.failed = self._name not in self._names

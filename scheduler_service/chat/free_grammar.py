@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from scheduler_service.chat import hermes, llama_json
-from scheduler_service.chat.call_grammar import as_lark, hermes_calls, llama_json_calls
+from scheduler_service.chat import llama_json
+from scheduler_service.chat.call_grammar import LarkRules, as_lark, object_calls
 from scheduler_service.chat.call_object import KEYS
 from scheduler_service.chat.tools import OfferedTool
 
@@ -18,17 +18,19 @@ _ANY = "(?s:.*)"
 _SPACE = r"[ \t\n\r]*"
 
 
-def hermes_answer(markers: tuple[int, int] | None, tools: Sequence[OfferedTool], max_calls: int) -> str:
-    """Text with calls anywhere in it. `markers`: as for `hermes_calls`; `max_calls`: 0: any number."""
-    rules, marker = hermes_calls(markers, tools), re.escape(hermes.BEGIN)
-    rules |= {"text": "TEXT |", "TEXT": _without("(?s:.+)", f"{_ANY}{marker}{_ANY}")}
-    times = f"{{0,{max_calls}}}" if max_calls else "*"
-    if markers is not None:
-        return as_lark(f"text (call text){times}", rules)
+def marked_answer(marker: str, token: int | None, rules: LarkRules, calls: str, times: str) -> str:
+    """Text with calls anywhere in it. `calls`: the rule of one or more, which begin with `marker`.
+
+    `token`: its id; None: it is text. `times`: how often the rule may stand in an answer, as in Lark.
+    """
+    escaped = re.escape(marker).replace("/", r"\/")
+    rules |= {"text": "TEXT |", "TEXT": _without("(?s:.+)", f"{_ANY}{escaped}{_ANY}")}
+    if token is not None:
+        return as_lark(f"text ({calls} text){times}", rules)
     # The lexer takes the longest terminal that there is: text before a marker is one terminal with it.
-    behind_marker = rules["call"].removeprefix(json.dumps(hermes.BEGIN))
-    rules |= {"call": f"HEAD{behind_marker}", "HEAD": _without(f"{_ANY}{marker}", f"{_ANY}{marker}(?s:.+)")}
-    return as_lark(f"call{times} text", rules)
+    behind_marker = rules[calls].removeprefix(json.dumps(marker))
+    rules |= {calls: f"HEAD{behind_marker}", "HEAD": _without(f"{_ANY}{escaped}", f"{_ANY}{escaped}(?s:.+)")}
+    return as_lark(f"{calls}{times} text", rules)
 
 
 def llama_json_answer(tag: int | None, tools: Sequence[OfferedTool], max_calls: int) -> str:
@@ -44,7 +46,7 @@ def llama_json_answer(tag: int | None, tools: Sequence[OfferedTool], max_calls: 
     rules = {"text": "TEXT |", "TEXT": _without("(?s:.+)", f"({of_a_call})|({tagged})")}
     rules["calls"] = f"call {following}" if max_calls != 1 else "call"
     start = "text | calls" if tag is None else f"text | calls | text <[{tag}]> calls"
-    return as_lark(start, rules | llama_json_calls(tools))
+    return as_lark(start, rules | object_calls(tools, "parameters"))
 
 
 def _without(regex: str, excluded: str) -> str:

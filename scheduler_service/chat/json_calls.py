@@ -69,7 +69,9 @@ class JsonCallParser(MarkedTextParser):
             if bare and bare[0] == "{" and self._place in self.OPEN:
                 self._place, self._object = "object", CallObject(self._names)
             elif bare and (place := self.SEPARATORS.get((self._place, bare[0]))):
-                self._place, self._held, bare = place, self._held + bare[0], bare[1:]
+                is_behind = place in self.BEHIND_CALL  # then the character belongs to the calls before it
+                self._held, bare = "" if is_behind else self._held + bare[0], bare[1:]
+                self._place = place
             elif bare:
                 yield from self._give_up("")
             text = bare

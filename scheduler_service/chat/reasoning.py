@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-MARKERS = BEGIN, END = "<think>", "</think>"
+_PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
+MARKERS = tuple(marker for pair in _PAIRS for marker in pair)
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 """What chat templates call the reasoning of a message that is sent back; each template knows one of them."""
 _READ = re.compile(rf"""\.(?:{"|".join(FIELDS)})\b|['"](?:{"|".join(FIELDS)})['"]""")
@@ -24,10 +25,11 @@ class Thinking(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The token ids around a model's reasoning."""
+    """The token ids around a model's reasoning, and their texts."""
 
     begin: int
     end: int
+    texts: tuple[str, str]
 
     def thinking(self, prompt: Sequence[int], token_bytes: Mapping[int, bytes]) -> Thinking:
         """How a completion of this prompt begins; what follows a turn's beginning is looked at alone."""
@@ -40,15 +42,16 @@ class ReasoningMarkers:
 
     def thinking_in(self, content: str) -> Thinking:
         """How a completion begins that continues a message with this content."""
-        return Thinking.INSIDE if content.rfind(BEGIN) > content.rfind(END) else Thinking.OFF
+        begin, end = map(content.rfind, self.texts)
+        return Thinking.INSIDE if begin > end else Thinking.OFF
 
 
 def reasoning_markers(template: str, added: Mapping[str, int]) -> ReasoningMarkers | None:
     """The markers of a model whose chat template knows them, and which has tokens for them."""
-    begin, end = added.get(BEGIN), added.get(END)
-    if begin is None or end is None or END not in template:
-        return None
-    return ReasoningMarkers(begin, end)
+    for begin, end in _PAIRS:
+        if begin in added and end in added and end in template:
+            return ReasoningMarkers(added[begin], added[end], (begin, end))
+    return None
 
 
 def takes_reasoning(template: str) -> bool:

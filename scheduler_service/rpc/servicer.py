@@ -16,8 +16,6 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from service_kit.credentials import Credentials
 from service_kit.identity import Identity
 
-from scheduler_service.chat.tools import CallRules, SentTool
-from scheduler_service.core.request import OutputGrammar
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
@@ -45,12 +43,12 @@ from scheduler_service.rpc.codec.responses import (
     vocabulary_part,
 )
 from scheduler_service.rpc.codec.score import ScoreTask
-from scheduler_service.rpc.codec.tools import grammar_of_calls, required_format
 from scheduler_service.rpc.delivery import delivering
 from scheduler_service.rpc.directory_calls import DirectoryCalls
 from scheduler_service.rpc.evaluations import Evaluations
 from scheduler_service.rpc.statuses import text_errors
 from scheduler_service.rpc.step_calls import StepCalls
+from scheduler_service.rpc.tool_jobs import with_tools
 from scheduler_service.rpc.waiting_calls import WaitingCalls
 from scheduler_service.service import SchedulerService
 from scheduler_service.streams.request import ChatPrompt, CheckedRequest, Prompt, TextPrompt, TokenPrompt
@@ -311,9 +309,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         check_priority(checked.priority, caller)
         min_tokens = len(checked.prompt.ids) if isinstance(checked.prompt, TokenPrompt) else 1
         self._service.streams.check(caller, checked, min_tokens, deadline)  # before tokenizing
-        if isinstance(checked.prompt, ChatPrompt) and (rules := checked.prompt.calls) is not None:
-            of_calls = await _grammar_of_calls(rules, checked.prompt.tools, served, caller)
-            checked = checked.with_grammar(of_calls)
+        checked = await with_tools(checked, served, caller)
         warnings = self._service.drafting_warnings(checked.speculation, caller)
         if (grammar := checked.sampling.grammar) is not None:
             with call.compiling():
@@ -344,24 +340,6 @@ class SchedulerServicer(SchedulerServiceServicer):
 
 
 _REFUSALS = (ErrorReason.QUEUE_FULL, ErrorReason.QUOTA, ErrorReason.TOO_LATE)
-
-
-async def _grammar_of_calls(
-    rules: CallRules, tools: Sequence[SentTool], served: Served, caller: Identity
-) -> OutputGrammar:
-    """The grammar of an output with calls as the rules say. Raises ServiceError."""
-    style = required_format("messages.tools", served.model)
-    if served.text is None:
-        raise invalid("messages", "the model has no tokenizer: send token_ids")
-    with text_errors("messages.tools"):
-        text = await served.text.grammar_of_calls(
-            rules.bound(tools),
-            style.name,
-            demanded=rules.demanded,
-            max_calls=rules.max_calls,
-            caller=caller.name,
-        )
-    return grammar_of_calls(text, served.model)
 
 
 async def _in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -20,11 +20,11 @@ def chat_reading(
     chat, markers = checked.prompt, model.reasoning
     if not isinstance(chat, ChatPrompt):
         return None
-    names = frozenset(tool.name for tool in chat.tools)
+    tools = {tool.name: chat.texts.get(tool.name, {}) for tool in chat.tools}
     if (whole := model.whole_format) is not None:
         if chat.continues and whole.continued is not None:
             whole = replace(whole, parser=whole.continued)
-        return ChatReading(tool_format=whole, tool_names=names)
+        return ChatReading(tool_format=whole, tools=tools)
     thinking = Thinking.OFF
     if markers is not None:
         if chat.continues:
@@ -39,7 +39,7 @@ def chat_reading(
         thinking,
         None if thinking is Thinking.OFF else markers,
         model.tool_format if chat.tools else None,
-        names,
+        tools,
     )
 
 

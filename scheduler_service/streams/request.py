@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from service_kit.identity import Identity
 
+from scheduler_service.chat.argument_texts import TextArguments
 from scheduler_service.chat.tools import CallRules, SentTool
 from scheduler_service.core.request import DraftingWish, OutputGrammar, Phases, Request, SamplingSettings
 from scheduler_service.model import ServedAdapter
@@ -37,6 +38,7 @@ class ChatPrompt:
     continues: bool = False  # the completion continues the last message, instead of beginning a new one
     opens: bool = True  # the prompt ends with the opening of an answer, unless it continues one
     tools: tuple[SentTool, ...] = ()  # that the model may call
+    texts: Mapping[str, TextArguments] = field(default_factory=dict)  # of tools, where the format is typed
     calls: CallRules | None = None  # None: the output may have any calls, or none
 
 

@@ -233,11 +233,13 @@ def _text_output(
     shows_stop_string = checked.output.include_stop_string
     if reading is None:
         return PlainOutput(detokenizer, matcher, include_stop_string=shows_stop_string)
-    ids = partial(call_id, checked.id, index)
+    short = reading.tool_format is not None and reading.tool_format.short_ids
+    ids = partial(call_id, checked.id, index, short=short)
     return ChatOutput(detokenizer, matcher, reading, ids, include_stop_string=shows_stop_string)
 
 
-def call_id(request_id: str, completion: int, call: int) -> str:
-    """The id of a tool call: the same on every scheduler that continues the request."""
+def call_id(request_id: str, completion: int, call: int, *, short: bool = False) -> str:
+    """A tool call's id: the same on every scheduler that continues the request. `short`: of 9 characters."""
     name = f"{request_id} {completion} {call}"
-    return f"call_{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return digest[:9] if short else f"call_{digest[:24]}"

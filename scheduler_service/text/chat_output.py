@@ -55,7 +55,7 @@ class ChatOutput(PlainOutput):
         self._reserved = frozenset(reserved)
         self._parser: CallParser | None = None
         if reading.tool_format is not None:
-            self._parser = reading.tool_format.parser(reading.tool_names)
+            self._parser = reading.tool_format.parser(reading.tools)
         self._call_id = call_id
         self._call_count = 0
         self._held = ""  # white space that may be before the reasoning; line breaks that may be after it

@@ -14,6 +14,7 @@ import numpy as np
 from service_kit.logs import Log
 
 from scheduler_service.chat import formats, reasoning
+from scheduler_service.chat.argument_texts import TextArguments
 from scheduler_service.chat.tools import SentTool
 from scheduler_service.model import TokenizerSource
 from scheduler_service.text.detokenizer import Detokenizer
@@ -186,3 +187,16 @@ class ModelText:
         return (
             await self._pool.submit(header, json.dumps(tools, ensure_ascii=False).encode(), caller)
         ).decode()
+
+    async def texts_of_tools(
+        self, tools: Sequence[SentTool], *, caller: str = ""
+    ) -> dict[str, TextArguments]:
+        """The arguments that may be texts, of each of these tools by name.
+
+        `caller` and errors are those of `encode_text`; PromptError for a tool whose parameters are no schema.
+        """
+        payload = json.dumps(tools, ensure_ascii=False).encode()
+        found = json.loads(await self._pool.submit({"op": "texts"}, payload, caller))
+        return {
+            name: {key: frozenset(others) for key, others in texts.items()} for name, texts in found.items()
+        }

@@ -9,6 +9,7 @@ process exits when the scheduler closes its end.
     {op: chat, lane, max_bytes} + a chat as JSON           ->  {lane} + token ids
     {op: items, lane, max_bytes} + items as JSON           ->  {lane} + number of ids of each, then their ids
     {op: calls, lane, style, single} + tools as JSON       ->  {lane} + a grammar of calls
+    {op: texts, lane} + tools as JSON                      ->  {lane} + arguments that may be texts, as JSON
     any of them that fails                                 ->  {lane, error, field}
 
 Lane 0 is for small prompts and lane 1 for large ones, each with its own thread, so that a small prompt never
@@ -49,7 +50,12 @@ from scheduler_service.text.worker import limits
 from scheduler_service.text.worker.chat_template import ChatTemplateError, RenderedTooLargeError
 from scheduler_service.text.worker.encoder import Encoder, Files
 from scheduler_service.text.worker.items import ItemError, encode_chat, item_ids
-from scheduler_service.text.worker.sent_json import SentJsonError, grammar_of_calls, parse_chat
+from scheduler_service.text.worker.sent_json import (
+    SentJsonError,
+    grammar_of_calls,
+    parse_chat,
+    texts_of_tools,
+)
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds for which one lane's thread may hold the interpreter lock while the other wants it."""
@@ -146,6 +152,8 @@ class Worker:
                         payload, job["style"], added, demanded=job["demanded"], max_calls=job["max_calls"]
                     )
                     return {}, grammar.encode()
+                case "texts":
+                    return {}, texts_of_tools(payload)
                 case "items":
                     counts, ids = item_ids(encoder, payload, job["max_bytes"])
                     return {}, pack_ints(counts) + _packed(ids)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler_service.chat.argument_texts import text_arguments
 from scheduler_service.chat.call_grammar import ToolGrammarError
 from scheduler_service.chat.formats import FORMATS
 from scheduler_service.chat.json_object import parse_object
@@ -75,6 +76,16 @@ def grammar_of_calls(
         return written.answer(tools, max_calls)
     except ToolGrammarError as error:
         raise SentJsonError(str(error), _parameters(numbered[error.index][0])) from error
+
+
+def texts_of_tools(payload: bytes) -> bytes:
+    """The arguments that may be texts, of each tool in the payload of a job, as JSON.
+
+    Raises SentJsonError.
+    """
+    tools = [_parsed(index, SentTool(*tool)) for index, tool in enumerate(json.loads(payload))]
+    texts = {tool.name: text_arguments(tool.parameters) for tool in tools}
+    return json.dumps(texts, default=sorted, ensure_ascii=False).encode()
 
 
 def _parsed(index: int, tool: SentTool) -> OfferedTool:

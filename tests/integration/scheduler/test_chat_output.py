@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import grpc
@@ -20,7 +21,7 @@ from pydantic import BaseModel, Field
 from executor_service.backends.byte_tokenizer import byte_tokenizer
 from tests.support.doctored_executor import doctored_stack
 from tests.support.stack import Stack
-from tests.unit.scheduler_shell.tool_styles import QWEN
+from tests.unit.scheduler_shell.tool_styles import GLM, QWEN
 
 MARKERS = {0xF5: "<think>", 0xF6: "</think>", 0xF7: "<tool_call>", 0xF8: "</tool_call>"}
 """In the place of bytes that no text has."""
@@ -304,3 +305,23 @@ def without_usage(completion: Completion) -> tuple[object, ...]:
     usage, one = completion.finished.usage, completion
     counts = usage.completion_tokens, usage.reasoning_tokens
     return one.text, one.reasoning, one.tool_calls, one.token_ids, counts
+
+
+async def test_arguments_without_quotation_marks_are_what_their_schemas_say(tmp_path: Path) -> None:
+    digits = {"type": "string", "enum": ["7", "null"]}
+    parameters = {
+        "type": "object",
+        "properties": {"zone": digits, "days": {"enum": [1, 2]}},
+        "required": ["zone"],
+    }
+    with doctored_stack(tmp_path, chat_template=GLM, tokenizer_json=tokenizer()) as stack:
+        async with grpc.aio.insecure_channel(stack.scheduler.address) as channel:
+            stub = rpc.SchedulerServiceStub(channel)
+            message = request("shift", thinks=False)
+            message.messages.tools[0].CopyFrom(pb.Tool(name="shift", parameters=json.dumps(parameters)))
+            (call,) = (await generate(stub, message)).one.tool_calls
+            message.messages.tools[0].parameters = "[]"
+            with pytest.raises(grpc.aio.AioRpcError, match=r"messages\.tools\[0\]\.parameters"):
+                await generate(stub, message)
+    assert json.loads(call.arguments)["zone"] in ("7", "null")
+    assert json.loads(call.arguments).get("days") in (None, 1, 2)

@@ -47,7 +47,7 @@ def ids(text: str) -> list[int]:
 
 def reading(thinking: Thinking = Thinking.OFF, *, tools: bool = True) -> ChatReading:
     reasoning = None if thinking is Thinking.OFF else REASONING
-    return ChatReading(thinking, reasoning, FORMAT if tools else None, frozenset({"now", "f"}))
+    return ChatReading(thinking, reasoning, FORMAT if tools else None, {"now": {}, "f": {}})
 
 
 def buffer(how: ChatReading, stops: Sequence[str] = (), **options: bool) -> CompletionBuffer:

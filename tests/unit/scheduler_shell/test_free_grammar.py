@@ -29,6 +29,7 @@ SCHEMA = {
 }
 TOOLS = (SentTool("get_weather", "", json.dumps(SCHEMA)), SentTool("now", "", ""), SentTool("other", "", ""))
 NAMES = [tool.name for tool in TOOLS]
+OFFERED = [tool.parsed() for tool in TOOLS]
 STYLES = [
     ("Qwen3", "auto"),
     ("Hermes", "auto"),
@@ -123,7 +124,7 @@ def test_whatever_a_model_wants_to_write_its_calls_are_those_that_are_allowed(
     grammar = answer(name, style, rules)
     called = written = 0
     for seed in range(20):
-        events = parsed(name, style, tempted(name, style, grammar.matcher(), seed), NAMES)
+        events = parsed(name, style, tempted(name, style, grammar.matcher(), seed), OFFERED)
         found = calls_of(events)
         assert len(found) <= (rules.max_calls or 128)
         for tool, arguments in found:

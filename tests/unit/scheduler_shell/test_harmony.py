@@ -71,7 +71,7 @@ _BYTES = {VOCABULARY[id_][0]: id_ for id_ in range(TOKENIZER.get_vocab_size()) i
 def output(*, continues: bool = False, stops: tuple[str, ...] = ()) -> ChatOutput:
     style = replace(FORMAT, parser=present(FORMAT.continued)) if continues else FORMAT
     matcher = StopMatcher(StopStrings(stops)) if stops else None
-    reading = ChatReading(tool_format=style, tool_names=NAMES)
+    reading = ChatReading(tool_format=style, tools={name: {} for name in NAMES})
     return ChatOutput(Detokenizer(VOCABULARY), matcher, reading, str, include_stop_string=False)
 
 
@@ -249,9 +249,8 @@ def walk(grammar: str, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_demanded_and_strict_calls_match_their_schemas_behind_reasoning(seed: int) -> None:
-    names = [tool.name for tool in TOOLS]
     for grammar, demanded in ((FORMAT.grammar(TOOLS), True), (present(FORMAT.answer)(TOOLS, 1), False)):
-        events = parsed("gpt-oss", FORMAT, walk(grammar, seed), names)
+        events = parsed("gpt-oss", FORMAT, walk(grammar, seed), TOOLS)
         found = calls_of([event for event in events if type(event).__name__ in ("CallBegins", "Arguments")])
         assert len(found) == 1 if demanded else len(found) <= 1
         assert all(matches_its_schema(tool, arguments) for tool, arguments in found)

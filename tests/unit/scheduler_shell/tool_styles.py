@@ -192,9 +192,143 @@ HARMONY = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
+QWEN_CODER = """\
+{%- if tools %}
+  {{- '<|im_start|>system\\nThe functions:\\n<tools>' }}
+  {%- for tool in tools %}
+    {{- '\\n<function>\\n<name>' ~ tool.function.name ~ '</name>\\n' ~ tool.function.description }}
+    {{- '\\n<parameters>' ~ (tool.function.parameters | tojson) ~ '</parameters>\\n</function>' }}
+  {%- endfor %}
+  {{- '\\n</tools>\\nCall one so:\\n<tool_call>\\n<function=a_name>\\n<parameter=one>\\nvalue\\n' }}
+  {{- '</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+  {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+  {%- for call in message.tool_calls or [] %}
+    {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+    {%- for name, value in call.function.arguments | items %}
+      {{- '<parameter=' + name + '>\\n' }}
+      {%- set is_text = value is string or not (value is mapping or value is sequence) %}
+      {{- value | string if is_text else value | tojson }}
+      {{- '\\n</parameter>\\n' }}
+    {%- endfor %}
+    {{- '</function>\\n</tool_call>' }}
+  {%- endfor %}
+  {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+SEED = """\
+{%- set begin, end = '<seed:tool_call>', '</seed:tool_call>' %}
+{%- if tools %}
+  {{- bos_token + 'system\\n' + (tools | tojson) + '\\nCall one so:\\n' }}
+  {{- '<seed:tool_call>\\n<function=a_name>\\n' }}
+  {{- '<parameter=one>value</parameter>\\n</function>\\n</seed:tool_call>' }}
+{%- endif %}
+{%- for message in messages %}
+  {{- bos_token + message.role + '\\n' + message.content }}
+  {%- for call in message.tool_calls or [] %}
+    {{- '\\n' + begin + '\\n<function=' + call.function.name + '>\\n' }}
+    {%- for name, value in call.function.arguments | items %}
+      {{- '<parameter=' + name + '>' }}
+      {{- value if value is string else value | tojson }}{{- '</parameter>\\n' }}
+    {%- endfor %}
+    {{- '</function>\\n' + end }}
+  {%- endfor %}
+  {{- '<seed:eos>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- bos_token + 'assistant\\n' }}{%- endif %}"""
+GLM = """\
+{{- '[gMASK]<sop>' }}
+{%- if tools %}
+  {{- '<|system|>\\n<tools>\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+  {{- '</tools>\\nCall one so:\\n<tool_call>{name}\\n' }}
+  {{- '<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>' }}
+  {{- '\\n</tool_call>' }}
+{%- endif %}
+{%- for message in messages %}
+  {{- '<|' + ('observation' if message.role == 'tool' else message.role) + '|>\\n' + message.content }}
+  {%- for call in message.tool_calls or [] %}
+    {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+    {%- for name, value in call.function.arguments | items %}
+      {{- '<arg_key>' + name + '</arg_key>\\n<arg_value>' }}
+      {{- value if value is string else value | tojson }}{{- '</arg_value>\\n' }}
+    {%- endfor %}
+    {{- '</tool_call>' }}
+  {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"""
+MINIMAX = """\
+{%- if tools %}
+  {{- ']~b]system\\n<tools>' }}{%- for tool in tools %}{{- tool.function | tojson }}{%- endfor %}
+  {{- '</tools>\\nCall one so:\\n<minimax:tool_call>\\n<invoke name="a_name">\\n' }}
+  {{- '<parameter name="one">value</parameter>\\n</invoke>\\n</minimax:tool_call>[e~[\\n' }}
+{%- endif %}
+{%- for message in messages %}
+  {{- ']~b]' + message.role + '\\n' + message.content }}
+  {%- if message.tool_calls %}
+    {{- '\\n<minimax:tool_call>\\n' }}
+    {%- for call in message.tool_calls %}
+      {{- '<invoke name="' + call.function.name + '">\\n' }}
+      {%- for name, value in call.function.arguments | items %}
+        {{- '<parameter name="' + name + '">' }}
+        {{- value if value is string else value | tojson }}{{- '</parameter>\\n' }}
+      {%- endfor %}
+      {{- '</invoke>\\n' }}
+    {%- endfor %}
+    {{- '</minimax:tool_call>' }}
+  {%- endif %}
+  {{- '[e~[\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- ']~b]assistant\\n' }}{%- endif %}"""
+GRANITE = """\
+{%- if tools %}
+  {{- '<|start_of_role|>system<|end_of_role|>Answer with <|tool_call|> followed by a JSON list of calls.' }}
+  {{- tools | tojson(indent=4) }}{{- '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+  {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content }}
+  {%- if message.tool_calls %}
+    {{- '<|tool_call|>[' }}
+    {%- for call in message.tool_calls %}
+      {{- '{"name": "' + call.function.name + '", "arguments": ' }}
+      {{- call.function.arguments | tojson }}{{- '}' }}
+      {%- if not loop.last %}{{- ', ' }}{%- endif %}
+    {%- endfor %}
+    {{- ']' }}
+  {%- endif %}
+  {{- '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"""
+MISTRAL_LIST = """\
+{{- bos_token }}
+{%- if tools %}{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for message in messages %}
+  {%- if message.tool_calls %}
+    {{- '[TOOL_CALLS] [' }}
+    {%- for call in message.tool_calls %}
+      {{- (call.function | tojson)[:-1] + ', "id": "' + call.id[-9:] + '"}' }}
+      {%- if not loop.last %}{{- ', ' }}{%- endif %}
+    {%- endfor %}
+    {{- ']</s>' }}
+  {%- elif message.role == 'assistant' %}{{- message.content + '</s>' }}
+  {%- else %}{{- '[INST]' + message.content + '[/INST]' }}
+  {%- endif %}
+{%- endfor %}"""
+MISTRAL_NAMES = MISTRAL_LIST.replace(
+    MISTRAL_LIST[MISTRAL_LIST.index("    {{- '[TOOL_CALLS] [") : MISTRAL_LIST.index("  {%- elif")],
+    """\
+    {{- message.content }}
+    {%- for call in message.tool_calls %}
+      {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}{{- call.function.arguments | tojson }}
+    {%- endfor %}
+    {{- '</s>' }}
+""",
+)
+
 _CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
 _HARMONY = [f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")]
+_MISTRAL = ["<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"]
 _CALLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 TOOL_STYLES = {
@@ -205,5 +339,27 @@ TOOL_STYLES = {
     "Llama 3 pythonic": Style(PYTHONIC, byte_level(_LLAMA)),
     "Hermes": Style(HERMES, byte_level([*_CHATML, "<s>"], _CALLS), bos="<s>"),
     "markers as text": Style(QWEN, byte_level(_CHATML)),
+    "Qwen3-Coder": Style(QWEN_CODER, byte_level(_CHATML, _CALLS)),
+    "Seed-OSS": Style(
+        SEED,
+        byte_level(["<seed:bos>", "<seed:eos>"], ["<seed:tool_call>", "</seed:tool_call>"]),
+        bos="<seed:bos>",
+    ),
+    "GLM-4.5": Style(
+        GLM,
+        byte_level(
+            ["<|endoftext|>", *(f"<|{role}|>" for role in ("system", "user", "assistant", "observation"))],
+            ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+        ),
+    ),
+    "MiniMax-M2": Style(
+        MINIMAX, byte_level(["]~b]", "[e~["], ["<minimax:tool_call>", "</minimax:tool_call>"])
+    ),
+    "Granite 3": Style(
+        GRANITE, byte_level(["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"])
+    ),
+    "Mistral": Style(MISTRAL_LIST, byte_level(_MISTRAL), bos="<s>"),
+    "Ministral 3": Style(MISTRAL_NAMES, byte_level([*_MISTRAL, "[CALL_ID]", "[ARGS]"]), bos="<s>"),
+    "markers of GLM as text": Style(GLM, byte_level(["<|endoftext|>", "<|user|>", "<|assistant|>"])),
     "names in tokens": Style(QWEN, byte_level([*_CHATML, "<repo_name>", "<function_end>", "<|type|>"])),
 }
