@@ -126,7 +126,9 @@ class StepScheduler:
         """Where a request is, and why: a live one, or one that has ended and is remembered; else None."""
         self._waits.now = now
         live = self._registry.get(request_id)
-        return self._registry.ended.get(request_id, now) if live is None else report(live, self._pool, now)
+        if live is None:
+            return self._registry.ended.get(request_id, now)
+        return report(live, self._pool, self._target.pace(now), now)
 
     def slow(self, now: float, most: int, identity: str | None = None) -> tuple[list[WaitReport], int]:
         """The requests that have waited longer than expected, oldest first; how many are beyond `most`.
@@ -139,7 +141,8 @@ class StepScheduler:
             for live in self._registry
             if (identity is None or live.request.identity == identity) and is_slow(live, now)
         ]
-        return [report(live, self._pool, now) for live in found[:most]], max(0, len(found) - most)
+        pace = self._target.pace(now)
+        return [report(live, self._pool, pace, now) for live in found[:most]], max(0, len(found) - most)
 
     @property
     def log(self) -> StepLog:

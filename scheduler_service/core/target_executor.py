@@ -64,6 +64,14 @@ class TargetExecutor:
         limits = self.limits
         return self.connected and limits is not None and len(self.in_flight) < limits.steps(self._step_s)
 
+    def pace(self, now: float) -> tuple[float, float]:
+        """Seconds that it computes a step, as a moving average, and since the oldest step in flight was sent.
+
+        0.0: none was answered; none is in flight.
+        """
+        oldest = next(iter(self.in_flight), None)
+        return self._step_s, 0.0 if oldest is None else now - oldest.figures.sent_at
+
     @property
     def unpromised_pages(self) -> int:
         """Available pages that the steps in flight can't take."""

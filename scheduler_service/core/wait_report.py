@@ -37,7 +37,7 @@ class Phase(enum.Enum):
 class WaitReport:
     """One request. Its reason and times are those of the first of its sequences that waits.
 
-    It has nothing of other identities but the reason of what is next in turn.
+    It has nothing of other identities but the reason of what is next in turn, and how long steps take.
     """
 
     request_id: str
@@ -53,6 +53,8 @@ class WaitReport:
     needed: int = 0  # of what that one waits for
     available: int = 0  # of the same; 0, 0: it can't be counted
     next_reason: WaitReason = WaitReason.NONE  # of what is next in turn, whosever it is
+    step_s: float = 0.0  # that the executor computes a step, as a moving average
+    step_age_s: float = 0.0  # since the oldest step in flight was sent
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -60,12 +62,17 @@ def _waiting(live: LiveRequest) -> LiveSequence | None:
     return next((one for one in live.sequences if one.wait.standing is not None), None)
 
 
-def report(live: LiveRequest, pool: SequencePool, now: float) -> WaitReport:
-    """A live request. Takes no time that depends on the number of waiting ones."""
+def report(live: LiveRequest, pool: SequencePool, pace: tuple[float, float], now: float) -> WaitReport:
+    """A live request. Takes no time that depends on the number of waiting ones.
+
+    pace: `step_s` and `step_age_s`.
+    """
     waits, waiting = pool.waits, _waiting(live)
+    step_s, step_age_s = pace
     if waiting is None:
         running = [one.wait.since for one in live.sequences if one.cache_id]
-        return _plain(live, live.sequences[0], Phase.RUNNING, max(running, default=now))
+        one = _plain(live, live.sequences[0], Phase.RUNNING, max(running, default=now))
+        return replace(one, step_s=step_s, step_age_s=step_age_s)
     waits.settle(waiting)
     has_run = waiting.wait.has_run
     phase, since = (Phase.PREEMPTED, waiting.wait.began) if has_run else (Phase.QUEUED, live.added_at)
@@ -81,6 +88,8 @@ def report(live: LiveRequest, pool: SequencePool, now: float) -> WaitReport:
         needed=needed,
         available=available,
         next_reason=waits.reason,
+        step_s=step_s,
+        step_age_s=step_age_s,
     )
 
 

@@ -71,6 +71,8 @@ _UNITS: Mapping[WaitReason, tuple[str, str]] = {
 }
 
 _OWN = (R.OWN_EARLIER, R.OWN_PRIORITY)
+_LONG_STEP_S = 1.0
+"""A step that was sent for longer than this, and twice what steps take, is said to be without an answer."""
 
 
 def explanation(report: WaitReport, now: float) -> str:
@@ -78,6 +80,7 @@ def explanation(report: WaitReport, now: float) -> str:
     sentences = [_where(report, now)]
     if report.reason:
         sentences += _chain(report)
+    sentences += _pace(report)
     for times, what in ((report.queue_waits, "Before its first step"), (report.preempted_waits, "Later")):
         if times:
             sentences.append(f"{what} it waited {_sums(times)}.")
@@ -120,6 +123,14 @@ def _chain(report: WaitReport) -> list[str]:
     if reason in _HELP:
         sentences.append(_HELP[reason])
     return sentences
+
+
+def _pace(report: WaitReport) -> list[str]:
+    """How long steps take: whatever runs, or waits for what runs, is as slow as they are."""
+    takes = f"Steps take {_duration(report.step_s)} each" if report.step_s else "No step was answered yet"
+    if report.step_age_s > max(_LONG_STEP_S, 2 * report.step_s):
+        return [f"{takes}; the last one was sent {_duration(report.step_age_s)} ago, and has no answer yet."]
+    return [f"{takes}."] if report.step_s else []
 
 
 def _because(begin: str, reason: WaitReason, report: WaitReport) -> str:

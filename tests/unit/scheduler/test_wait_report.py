@@ -75,6 +75,19 @@ def test_a_preempted_request_is_not_queued_but_preempted() -> None:
     assert report.since == harness.now
 
 
+def test_what_runs_and_what_waits_know_how_long_steps_take() -> None:
+    harness = short_of_pages()
+    plan = harness.plan()
+    assert plan is not None
+    harness.now += 5.0
+    for name in "ab":
+        assert (why(harness, name).step_s, why(harness, name).step_age_s) == (0.0, 5.0)
+    harness.answer(replace(harness.executor.execute(plan), compute_s=0.3))
+    for name in "ab":
+        assert why(harness, name).step_s > 0.0
+        assert why(harness, name).step_age_s == 0.0
+
+
 def test_a_held_completion_has_no_place_in_the_queue() -> None:
     harness = harness_of(max_step_tokens=16)
     harness.add(make_request("a", range(40), n=2))

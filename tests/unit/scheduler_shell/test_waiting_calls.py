@@ -127,6 +127,22 @@ def test_every_reason_is_explained_and_followed_to_what_would_help(reason: WaitR
         assert told.endswith(explanation._HELP[reason])
 
 
+@pytest.mark.parametrize(
+    ("pace", "told"),
+    [
+        ((0.0, 0.5), ""),
+        ((0.48, 0.3), "Steps take 480 ms each."),
+        ((0.48, 0.97), "Steps take 480 ms each."),  # not a second yet
+        ((0.02, 9), "Steps take 20 ms each; the last one was sent 9.0 s ago, and has no answer yet."),
+        ((0.0, 9), "No step was answered yet; the last one was sent 9.0 s ago, and has no answer yet."),
+    ],
+)
+def test_what_runs_is_told_how_long_steps_take(pace: tuple[float, float], told: str) -> None:
+    step_s, step_age_s = pace
+    report = WaitReport("x a", "x", Phase.RUNNING, 0.0, 0.0, step_s=step_s, step_age_s=step_age_s)
+    assert explanation.explanation(report, 2.0) == f"Runs, for 2.0 s. {told}".strip()
+
+
 class Held:
     """What a call waits for before it is queued: until `go`."""
 
