@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy docs model install clean
+.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ test-fleet: $(STAMP) ## Stacks on three nodes of Ray on this machine, of which o
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fleet -m fleet -s $(ARGS)
 
+test-board: $(STAMP) ## Each query of the Grafana board on a served demo: needs Prometheus (apt install prometheus)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m prometheus -s $(ARGS)
+
 test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
 	.ci/clients $(BIN) $(ARGS)
 
@@ -97,6 +100,9 @@ blocking: $(STAMP) ## Write the blocking Python clients anew, from the asyncio o
 check-deploy: $(STAMP) ## Check the files of deploy/ by schemas and linters of their formats
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[deploy]'
 	.ci/check-deploy $(BIN)
+
+check-alerts: ## Check the alert rules, and run their unit tests: needs promtool (apt install prometheus)
+	cd deploy/prometheus && promtool check rules alerts.yaml && promtool test rules alerts_test.yaml
 
 docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
