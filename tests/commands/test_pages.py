@@ -44,7 +44,8 @@ COMMANDS = sorted(
 )
 SERVICES = [words for words in COMMANDS if words[:2] == ("paceline", "serve") or "executor_service" in words]
 ENDLESS = [("paceline", "steps"), ("paceline", "timeline")]
-WATCHES = [words for words in COMMANDS if "--watch" in words or words in ENDLESS]
+DRILL = ("python", "examples/drill.py")
+WATCHES = [words for words in COMMANDS if "--watch" in words or words in ENDLESS or words[:2] == DRILL]
 CALLS = [words for words in COMMANDS if words not in (*SERVICES, *WATCHES)]
 BLOCKS = [
     pytest.param(block, id=f"{page.path.name}-{i}") for page in READ for i, block in enumerate(page.python)

@@ -17,12 +17,14 @@ class LiveConfig:
     `script` tells the executor what to say: a file of JSON lines, or its lines as mappings, each with `text`
     and one of `message`, `prompt` and `pattern` (docs/testing.md). None: the oracle, whose output is a hash
     of the prompt. `executor` and `scheduler` are further settings of the services, by their names:
-    `{"step_ms": 20, "max_rows": 8}`. `start_timeout_s`: seconds in which they must serve.
+    `{"step_ms": 20, "max_rows": 8}`. `token`: what the service's clients send, for a scheduler with
+    `tokens_file`. `start_timeout_s`: seconds in which they must serve.
     """
 
     script: Path | str | Sequence[ScriptLine] | None = None
     executor: Mapping[str, object] = field(default_factory=dict)
     scheduler: Mapping[str, object] = field(default_factory=dict)
+    token: str = ""
     start_timeout_s: float = 60.0
 
     def executor_flags(self, directory: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from paceline import aio, errors
+from paceline.channel import Security
 from paceline.client import Client
 from paceline.extras import installation
 from paceline.testing.live_config import LiveConfig
@@ -80,11 +81,15 @@ class LiveService:
 
     def client(self) -> Client:
         """A new blocking client of the scheduler; the caller closes it."""
-        return Client(self.address)
+        return Client(self.address, security=self._security)
 
     def aio_client(self) -> aio.Client:
         """A new asyncio client of the scheduler; the caller closes it. Call this in the event loop."""
-        return aio.Client(self.address)
+        return aio.Client(self.address, security=self._security)
+
+    @property
+    def _security(self) -> Security | None:
+        return Security(token=self.config.token) if self.config.token else None
 
     def _launch(self, directory: Path) -> None:
         # Through its socket, the scheduler connects to the executor before that has a port.
