@@ -40,6 +40,7 @@ from scheduler_service.core.step import Capacity, PlannedStep, StepAnswer
 from scheduler_service.core.step_log import StepLog
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.wait_report import WaitReport, is_slow, report
+from scheduler_service.core.waiting.course import Course
 from scheduler_service.core.waiting.reasons import WaitReason
 from scheduler_service.core.watchdog import Fault, Watchdog
 
@@ -129,6 +130,17 @@ class StepScheduler:
         if live is None:
             return self._registry.ended.get(request_id, now)
         return report(live, self._pool, self._target.pace(now), now)
+
+    def courses(self, request_id: str) -> tuple[Course, ...]:
+        """Of a live request's sequences. They are kept up to date, and stay as they are when it has ended."""
+        live = self._registry.get(request_id)
+        return () if live is None else tuple(one.wait.course for one in live.sequences)
+
+    def requests_sent(self) -> set[str]:
+        """Ids of the requests that the step that was planned last computes; none if it is answered."""
+        steps = list(self._target.in_flight)[-1:]
+        items = (item for step in steps for item in (*step.rows, *step.openings))
+        return {item.sequence.live.request.id for item in items}
 
     def slow(self, now: float, most: int, identity: str | None = None) -> tuple[list[WaitReport], int]:
         """The requests that have waited longer than expected, oldest first; how many are beyond `most`.

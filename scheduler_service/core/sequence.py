@@ -14,6 +14,7 @@ from scheduler_service.core.request import Request, SamplingSettings, index_seed
 from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
 from scheduler_service.core.step import RowMode
+from scheduler_service.core.waiting.course import Stage
 from scheduler_service.core.waiting.wait import Wait
 
 Ending = tuple[EndReason, int | None]
@@ -286,6 +287,7 @@ class LiveSequence:
     def prefill(self, now: float) -> None:
         """Note that all its known tokens are computed, so that it decodes now. Raises IllegalEvent."""
         self.happen(Trigger.SAMPLE)
+        self.wait.course.turn(Stage.DECODE, now)
         if self.first_token_at is None:
             self.first_token_at = now
 

@@ -80,6 +80,7 @@ class SequencePool:
         if sequence.draft_state is not None:
             self.speculating -= 1
         sequence.happen(Trigger.END)
+        sequence.wait.course.end(self.waits.now)
         self.unhold(sequence)
 
     def unhold(self, leader: LiveSequence) -> None:
@@ -94,6 +95,7 @@ class SequencePool:
         """Requeue all running sequences: their caches are lost with the executor, so none is released."""
         for sequence in list(self.running):
             self.requeue(sequence)
+            sequence.wait.course.lost()
             sequence.count_eviction()
         self.releases.clear()
 

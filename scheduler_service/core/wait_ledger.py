@@ -18,6 +18,7 @@ from collections.abc import Set
 
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
+from scheduler_service.core.waiting.course import Stage
 from scheduler_service.core.waiting.reasons import ROUNDING_S, WaitReason, WaitSums
 from scheduler_service.core.waiting.wait import Standing, Wait
 
@@ -43,6 +44,7 @@ class WaitLedger:
         phases = live.request.phases or ((WaitReason.TOKENIZING, live.request.arrival),)
         for sequence in live.sequences:
             sequence.wait.since = added_at
+            sequence.wait.course.turn(Stage.QUEUE, live.request.arrival)
             for at, (reason, began_at) in enumerate(phases):
                 ended_at = phases[at + 1][1] if at + 1 < len(phases) else added_at
                 self._add(sequence, sequence.wait, reason, ended_at - began_at)
@@ -67,6 +69,9 @@ class WaitLedger:
         """A sequence is queued no more: it has a cache, or has ended. queued: the rest of its account's."""
         wait, was_head = sequence.wait, self.head is sequence
         self._settle(sequence, wait)
+        wait.course.waited(wait.sums.times())
+        if sequence.cache_id:
+            wait.course.turn(Stage.PREFILL, self.now)
         wait.standing, wait.has_run = None, True
         if was_head:
             self.head = None
@@ -82,8 +87,10 @@ class WaitLedger:
 
     def release(self, sequence: LiveSequence) -> None:
         """A sequence is held no longer."""
-        self._settle(sequence, sequence.wait)
-        sequence.wait.standing = None
+        wait = sequence.wait
+        self._settle(sequence, wait)
+        wait.course.waited(wait.sums.times())
+        wait.standing = None
 
     # -- the step's reason -----------------------------------------------------------------------
 
@@ -152,6 +159,8 @@ class WaitLedger:
         wait = sequence.wait
         if wait.standing is None:
             wait.since = wait.began = self.now
+            if not wait.course.waits:
+                wait.course.turn(Stage.PREEMPTED, self.now)
         else:
             self._settle(sequence, wait)
         wait.standing = standing

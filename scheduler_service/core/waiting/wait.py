@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
+from scheduler_service.core.waiting.course import Course
 from scheduler_service.core.waiting.reasons import WaitSums
 
 MIN_PRIORITIES = 64
@@ -22,7 +23,7 @@ class Standing(enum.Enum):
 class Wait:
     """The waits of one sequence."""
 
-    __slots__ = ("again", "began", "has_run", "queued", "reading", "since", "standing")
+    __slots__ = ("again", "began", "course", "has_run", "queued", "reading", "since", "standing")
 
     def __init__(self) -> None:
         self.standing: Standing | None = None  # None: it has a cache, or has ended
@@ -32,6 +33,7 @@ class Wait:
         self.has_run = False  # it has had a cache
         self.queued = WaitSums()  # from its arrival to its first cache
         self.again: WaitSums | None = None  # since then; None: it has not waited again
+        self.course = Course()
 
     @property
     def sums(self) -> WaitSums:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.policy import JointLimits
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import StepScheduler
@@ -17,6 +19,7 @@ from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.core.step_log import StepLog
+from scheduler_service.core.waiting.course import MAX_STAYS, Course, Stage
 from scheduler_service.core.waiting.reasons import WaitReason, WaitSums
 from scheduler_service.core.waiting.wait import MIN_PRIORITIES, AccountWaits
 from tests.unit.scheduler.fake_executor import FakeExecutor
@@ -127,7 +130,21 @@ class Watched(Harness):
             began = sequence.live.request.arrival
             if sequence.started_at is not None:
                 assert wait.queued.total == pytest.approx(sequence.started_at - began, abs=1e-7)
+            self.judge_course(sequence)
         return reasons
+
+    def judge_course(self, sequence: LiveSequence) -> None:
+        """Its stays follow one another from its arrival to now, and those that wait have their reasons."""
+        stays, wait = list(sequence.wait.course), sequence.wait
+        assert stays[0].began == sequence.live.request.arrival
+        assert stays[0].stage is Stage.QUEUE
+        assert all(one.ended == next_one.began for one, next_one in pairwise(stays))
+        waiting = [one for one in stays if one.stage not in (Stage.PREFILL, Stage.DECODE)]
+        if len(stays) < MAX_STAYS:
+            for one in waiting:
+                assert sum(s for _, s in one.waits) == pytest.approx(one.ended - one.began, abs=1e-6), stays
+            again = sum(one.ended - one.began for one in waiting[1:])
+            assert again == pytest.approx(0.0 if wait.again is None else wait.again.total, abs=1e-6)
 
 
 class WatchedRun(Run):
@@ -211,6 +228,42 @@ def test_priorities_of_the_past_take_no_memory() -> None:
             waits.merge({-1})
     assert most <= MIN_PRIORITIES + 3
     assert waits.above(-1, 5000.0) == 5000.0
+
+
+def test_a_course_tells_a_preemption_from_the_loss_of_an_executor() -> None:
+    harness = Harness(FakeExecutor(replace(CAPACITY, total_pages=8)), CoreConfig(max_step_tokens=32))
+    for name in "ab":
+        harness.add(make_request(name, range(12), max_tokens=8))
+    (first,), (second,) = harness.core.courses("a"), harness.core.courses("b")
+    while Stage.PREEMPTED not in [one.stage for one in second]:
+        harness.step()
+    harness.lose()
+    harness.now += 1.0
+    harness.ready()
+    harness.run()
+    assert [one.stage.value for one in first] == [
+        "queue",
+        "prefill",
+        "decode",
+        "failover",
+        "prefill",
+        "decode",
+    ]
+    [lost] = [one for one in first if one.stage is Stage.FAILOVER]
+    assert lost.waits == ((WaitReason.NO_EXECUTOR, 1.0),)
+    assert [one.stage.value for one in second][:4] == ["queue", "prefill", "decode", "preempted"]
+    assert list(second)[-1].stage is Stage.DECODE
+
+
+def test_a_course_has_an_end_however_often_its_sequence_is_preempted() -> None:
+    course = Course()
+    for second in range(1000):
+        course.turn(Stage.PREFILL if second % 2 else Stage.PREEMPTED, float(second))
+        course.lost()
+        course.waited(((WaitReason.PAGES, float(second)),))
+    course.end(1000.0)
+    stays = list(course)
+    assert (len(stays), stays[-1].ended) == (MAX_STAYS, 1000.0)
 
 
 def test_sums_leave_reasons_without_time_out() -> None:
