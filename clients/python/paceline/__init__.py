@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.requests import Options
     from paceline.session import Session
     from paceline.steps import RequestEvent, Step
+    from paceline.tracing import stop_tracing_calls, trace_calls
     from paceline.types import (
         Aborted,
         AdapterInfo,
@@ -99,6 +100,8 @@ __all__ = [
     "Waits",
     "aio",
     "errors",
+    "stop_tracing_calls",
+    "trace_calls",
 ]
 
 _MODULES = {
@@ -113,6 +116,7 @@ _MODULES = {
     "requests": "Options",
     "session": "Session",
     "steps": "RequestEvent Step",
+    "tracing": "stop_tracing_calls trace_calls",
     "types": "Aborted AdapterInfo Caller Completion Delta Drafter EmbeddingInfo Event ExecutorStatus"
     " FinishReason Finished ModelInfo RequestLimits RequestWait Speculation Started Status TokenLogprobs"
     " Usage Waits",

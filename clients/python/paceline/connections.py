@@ -14,6 +14,7 @@ import grpc
 
 from paceline import errors
 from paceline.affinity import affinity_key
+from paceline.call_spans import NO_SPAN, CallSpan, call_span
 from paceline.calls import (
     Background,
     Endpoint,
@@ -98,10 +99,11 @@ class SchedulerConnections:
         failover_timeout_s: float,
         key: bytes = b"",
         model: str = "",
+        span: CallSpan = NO_SPAN,
     ) -> Attempts:
         """The attempts of a call that begins now, of the method `call`.
 
-        `key`: of `affinity`. `model`: what the request names.
+        `key`: of `affinity`. `model`: what the request names. `span`: of all attempts together.
         """
         now = time.monotonic()
         self._look_in_time(now)
@@ -114,6 +116,7 @@ class SchedulerConnections:
             key=key,
             model=model,
             call=call,
+            span=span,
         )
 
     def check_started(self, address: str, message: pb.GenerateResponse) -> None:
@@ -242,7 +245,7 @@ class SchedulerConnections:
     ) -> Replies[pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
         method = self._begin(attempts).scheduler.Generate
-        address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
+        address, metadata = attempts.address, attempts.sent(self.metadata)
         try:
             call = Replies(method(request, timeout=timeout_s, metadata=metadata))
         except BaseException:  # the channel was closed
@@ -266,11 +269,22 @@ class SchedulerConnections:
         """
         name = type(request).__name__.removesuffix("Request")
         model = getattr(getattr(request, "request", request), "model", "")
-        attempts = self.attempts(name, timeout_s, failover_timeout_s, key, model)
+        with call_span(request, self.metadata) as span:
+            attempts = self.attempts(name, timeout_s, failover_timeout_s, key, model, span)
+            reply = self._tried(attempts, method, request)
+            span.saw(reply)
+        return reply
+
+    def _tried(
+        self,
+        attempts: Attempts,
+        method: Callable[[Endpoint], grpc.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+    ) -> _Reply:
         while True:
             attempts.timeout_s(time.monotonic())
             endpoint = self._begin(attempts)
-            address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
+            address, metadata = attempts.address, attempts.sent(self.metadata)
             try:
                 if not self._known.is_checked(address):  # their replies do not say which model answered
                     asked, left_s = pb.GetModelInfoRequest(), attempts.timeout_s(time.monotonic())

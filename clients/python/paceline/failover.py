@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeGuard
 
 from paceline.affinity import choice, preference
+from paceline.call_spans import NO_SPAN, CallSpan
 from paceline.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -183,12 +184,13 @@ class Attempts:
         key: bytes = b"",
         model: str = "",
         call: str = "the call",
+        span: CallSpan = NO_SPAN,
     ) -> None:
         """`key`: of `affinity_key`; empty: the call begins with the next address in turn.
 
         `model`: what the request names. `call`: the method's name, for the error at the deadline.
         """
-        self._rotation, self._key, self._model = rotation, key, model
+        self._rotation, self._key, self._model, self.span = rotation, key, model, span
         self._call, self._timeout_s = call, timeout_s
         self._deadline = None if timeout_s is None else now + timeout_s
         self._failover_timeout_s = failover_timeout_s
@@ -204,6 +206,10 @@ class Attempts:
         self.address = self._untried.pop(0)
         self.metadata: tuple[tuple[str, str], ...] = ()
         """What the current attempt says in addition: that it waits for a model that is loading."""
+
+    def sent(self, metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """All metadata of the current attempt. metadata: the client's."""
+        return self.span.carried((*metadata, *self.metadata), self.address)
 
     def timeout_s(self, now: float) -> float | None:
         """The rest of the caller's `timeout_s`; None: no deadline. Raises DeadlineExceeded at its end."""

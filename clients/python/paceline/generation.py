@@ -7,6 +7,7 @@ import time
 from typing import Generic, Self
 
 from paceline import errors
+from paceline.call_spans import call_span
 from paceline.calls import Flag, Replies, is_set_within
 from paceline.collector import Collector
 from paceline.connections import SchedulerConnections
@@ -36,8 +37,9 @@ class Generation(Generic[Parsed]):
         self._schedulers = schedulers
         self._stream = stream
         self._collector = Collector(schema)
+        self._span = call_span(stream.request, schedulers.metadata)
         self._attempts = schedulers.attempts(
-            "Generate", timeout_s, schedulers.failover_timeout_s, key, stream.model
+            "Generate", timeout_s, schedulers.failover_timeout_s, key, stream.model, self._span
         )
         self._call: Replies[pb.GenerateResponse] | None = None
         self._closed = Flag()
@@ -57,15 +59,21 @@ class Generation(Generic[Parsed]):
             raise StopIteration
         try:
             event = self._next()
-        except errors.PacelineError:
+        except errors.PacelineError as error:
+            self._span.end(error)
             self.close()  # the stream is of no more use
             raise
+        except StopIteration:
+            self._span.end()
+            raise
+        self._span.saw(event)
         self._collector.add(event)
         return event
 
     def __del__(self) -> None:
         if self._call is not None:
             self._call.cancel()
+            self._span.end()
 
     def close(self) -> None:
         """Cancel the request if it is running, and end the iteration. Safe at any time.
@@ -73,6 +81,7 @@ class Generation(Generic[Parsed]):
         The blocking client's may be called from any thread.
         """
         self._closed.set()
+        self._span.end()
         if self._call is not None:
             self._call.cancel()
 

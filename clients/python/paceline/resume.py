@@ -114,6 +114,11 @@ class ResumableStream:
         return self._request.request_id
 
     @property
+    def request(self) -> pb.GenerateRequest:
+        """The caller's request, with its id and seed. Not to be changed."""
+        return self._request
+
+    @property
     def model(self) -> str:
         """What the request names: the model, an adapter, or "" for the model."""
         return self._request.model

@@ -24,6 +24,7 @@ from paceline.aio.calls import (
     replies_of,
     reply_of,
 )
+from paceline.call_spans import NO_SPAN, CallSpan, call_span
 from paceline.channel import Metadata, Security
 from paceline.directory import (
     LOOK_TIMEOUT_S,
@@ -97,10 +98,11 @@ class SchedulerConnections:
         failover_timeout_s: float,
         key: bytes = b"",
         model: str = "",
+        span: CallSpan = NO_SPAN,
     ) -> Attempts:
         """The attempts of a call that begins now, of the method `call`.
 
-        `key`: of `affinity`. `model`: what the request names.
+        `key`: of `affinity`. `model`: what the request names. `span`: of all attempts together.
         """
         now = time.monotonic()
         self._look_in_time(now)
@@ -113,6 +115,7 @@ class SchedulerConnections:
             key=key,
             model=model,
             call=call,
+            span=span,
         )
 
     async def check_started(self, address: str, message: pb.GenerateResponse) -> None:
@@ -241,7 +244,7 @@ class SchedulerConnections:
     ) -> Replies[pb.GenerateResponse]:
         """Start the current attempt of a Generate call."""
         method = self._begin(attempts).scheduler.Generate
-        address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
+        address, metadata = attempts.address, attempts.sent(self.metadata)
         try:
             call = Replies(method(request, timeout=timeout_s, metadata=metadata))
         except BaseException:  # the channel was closed
@@ -265,11 +268,22 @@ class SchedulerConnections:
         """
         name = type(request).__name__.removesuffix("Request")
         model = getattr(getattr(request, "request", request), "model", "")
-        attempts = self.attempts(name, timeout_s, failover_timeout_s, key, model)
+        with call_span(request, self.metadata) as span:
+            attempts = self.attempts(name, timeout_s, failover_timeout_s, key, model, span)
+            reply = await self._tried(attempts, method, request)
+            span.saw(reply)
+        return reply
+
+    async def _tried(
+        self,
+        attempts: Attempts,
+        method: Callable[[Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Reply]],
+        request: _Request,
+    ) -> _Reply:
         while True:
             attempts.timeout_s(time.monotonic())
             endpoint = self._begin(attempts)
-            address, metadata = attempts.address, (*self.metadata, *attempts.metadata)
+            address, metadata = attempts.address, attempts.sent(self.metadata)
             try:
                 if not self._known.is_checked(address):  # their replies do not say which model answered
                     asked, left_s = pb.GetModelInfoRequest(), attempts.timeout_s(time.monotonic())

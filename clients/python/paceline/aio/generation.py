@@ -8,6 +8,7 @@ from typing import Generic, Self
 from paceline import errors
 from paceline.aio.calls import Flag, Replies, is_set_within
 from paceline.aio.connections import SchedulerConnections
+from paceline.call_spans import call_span
 from paceline.collector import Collector
 from paceline.resume import END_TIMEOUT_S, ResumableStream
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -35,8 +36,9 @@ class Generation(Generic[Parsed]):
         self._schedulers = schedulers
         self._stream = stream
         self._collector = Collector(schema)
+        self._span = call_span(stream.request, schedulers.metadata)
         self._attempts = schedulers.attempts(
-            "Generate", timeout_s, schedulers.failover_timeout_s, key, stream.model
+            "Generate", timeout_s, schedulers.failover_timeout_s, key, stream.model, self._span
         )
         self._call: Replies[pb.GenerateResponse] | None = None
         self._closed = Flag()
@@ -56,15 +58,21 @@ class Generation(Generic[Parsed]):
             raise StopAsyncIteration
         try:
             event = await self._next()
-        except errors.PacelineError:
+        except errors.PacelineError as error:
+            self._span.end(error)
             self.close()  # the stream is of no more use
             raise
+        except StopAsyncIteration:
+            self._span.end()
+            raise
+        self._span.saw(event)
         self._collector.add(event)
         return event
 
     def __del__(self) -> None:
         if self._call is not None:
             self._call.cancel()
+            self._span.end()
 
     def close(self) -> None:
         """Cancel the request if it is running, and end the iteration. Safe at any time.
@@ -72,6 +80,7 @@ class Generation(Generic[Parsed]):
         The blocking client's may be called from any thread.
         """
         self._closed.set()
+        self._span.end()
         if self._call is not None:
             self._call.cancel()
 
