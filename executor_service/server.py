@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -23,6 +24,11 @@ from executor_service.rpc.errors import ErrorInterceptor
 from executor_service.rpc.metrics import Metrics
 from executor_service.rpc.servicer import ExecutorServicer
 from executor_service.runtime.runtime import Runtime, RuntimeState
+
+if TYPE_CHECKING:  # they import OpenTelemetry
+    from service_kit.otlp import SpanSender
+
+    from executor_service.rpc.spans import StepSpans
 
 log = Log(__name__)
 
@@ -51,7 +57,12 @@ class ExecutorServer:
             ],
             options=server_options(Link.PRIVATE),
         )
-        servicer = ExecutorServicer(runtime, self.metrics, credentials, self.audit)
+        self._sender: SpanSender | None = None
+        spans: StepSpans | None = None
+        if config.otel:
+            self._sender, spans = _spans()
+            self.metrics.registry.register(self._sender)
+        servicer = ExecutorServicer(runtime, self.metrics, credentials, self.audit, spans)
         rpc.add_ExecutorServiceServicer_to_server(servicer, self.server)
 
     async def open(self) -> dict[str, object]:
@@ -82,6 +93,18 @@ class ExecutorServer:
     async def close(self) -> None:
         """End the device thread."""
         self._runtime.close()
+        if self._sender is not None:
+            await asyncio.to_thread(self._sender.close)
+
+
+def _spans() -> tuple[SpanSender, StepSpans]:
+    """What records spans. Imports OpenTelemetry."""
+    from service_kit.otlp import SpanSender
+
+    from executor_service.rpc.spans import StepSpans
+
+    sender = SpanSender("paceline-executor")
+    return sender, StepSpans(sender.provider)
 
 
 async def _exit_on_second_signal(shutdown: Shutdown) -> None:

@@ -233,6 +233,10 @@ class SchedulerSettings(ServiceSettings):
         description="time without progress in a step after which an executor is lost",
     )
 
+    otel_step_share: float = Field(
+        default=0.01, ge=0, le=1, description="share of the steps that have spans, with otel"
+    )
+
     # The tokenizer processes
     tokenizer_cpu_s: float = Field(
         default=10.0, gt=0, le=3600, description="CPU time to tokenize one prompt, or to load the tokenizer"

@@ -66,7 +66,11 @@ class SchedulerServer:
             interceptors=[
                 Gate(credentials, self.audit, self.connections),
                 StatusInterceptor(
-                    credentials, self.audit, servicer.admit, load_wait=LoadWait(self.service.settled)
+                    credentials,
+                    self.audit,
+                    servicer.admit,
+                    load_wait=LoadWait(self.service.settled),
+                    tracer=self.service.spans,
                 ),
             ],
             options=list(options.items()),

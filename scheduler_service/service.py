@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from service_kit.identity import Identity
 from service_kit.logs import Log
@@ -34,6 +35,11 @@ from scheduler_service.model import ExecutorView, ServedModel, ServiceState
 from scheduler_service.streams.registry import StreamRegistry
 from scheduler_service.text.pool import TextPool
 
+if TYPE_CHECKING:  # they import OpenTelemetry
+    from service_kit.otlp import SpanSender
+
+    from scheduler_service.spans import Spans
+
 log = Log(__name__)
 
 TICK_S = 0.5
@@ -49,6 +55,11 @@ class SchedulerService:
         self.settings = settings
         self.metrics = Telemetry(has_vllm_names=settings.vllm_metric_names)
         self.core = StepScheduler(settings.core)
+        self.sender: SpanSender | None = None
+        self.spans: Spans | None = None
+        if settings.otel:
+            self.sender, self.spans = _spans(settings.otel_step_share)
+            self.metrics.registry.register(self.sender)
         self.draining = False
         self.settled = asyncio.Event()
         """Set but while a new request would be refused for a model that may yet be loaded."""
@@ -85,7 +96,9 @@ class SchedulerService:
         self.directory = LiveDirectory(self._listing) if settings.advertise else None
         self.adapters = AdapterAdmin(self.core, self.pool, self.wanted, self.streams.request_ended)
         self._draft_loop = DraftLoop(self.core, self.drafts, self.metrics, wake_drafts, wake.set)
-        self._loop = Loop(self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake)
+        self._loop = Loop(
+            self.core, self.pool, self._draft_loop, self.streams, self.metrics, wake, spans=self.spans
+        )
 
     async def run(self, show_health: Callable[[bool], Awaitable[None]]) -> None:
         """Serve until cancelled, or until a bug raises an exception; then end all live requests.
@@ -182,6 +195,8 @@ class SchedulerService:
     async def close_sessions(self) -> None:
         """Close the scheduler's sessions on all executors, which frees their pages at once."""
         await asyncio.gather(self.pool.close_sessions(), self.drafts.close_sessions())
+        if self.sender is not None:
+            await asyncio.to_thread(self.sender.close)
 
     async def drain(self, timeout_s: float, force: asyncio.Event) -> None:
         """Refuse new requests from now on, and wait until the live ones have ended.
@@ -268,6 +283,16 @@ class SchedulerService:
             else:
                 self.settled.clear()
             await self._wake_tick.wait(TICK_S)  # or until an executor is ready or lost, or at a heartbeat
+
+
+def _spans(step_share: float) -> tuple[SpanSender, Spans]:
+    """What records spans. Imports OpenTelemetry."""
+    from service_kit.otlp import SpanSender
+
+    from scheduler_service.spans import Spans
+
+    sender = SpanSender("paceline-scheduler")
+    return sender, Spans(sender.provider, step_share)
 
 
 async def _endless(work: Coroutine[object, object, None]) -> None:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc.aio
 from paceline.executor.v1 import executor_pb2 as pb
@@ -41,6 +41,9 @@ from executor_service.runtime.adapters import AdapterLoader
 from executor_service.runtime.runtime import Runtime
 from executor_service.runtime.warmup import warm_up
 
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from executor_service.rpc.spans import StepSpans
+
 log = Log(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -60,9 +63,16 @@ _DEADLINE_MARGIN_S = 0.05  # of Drain, which replies before the deadline of its 
 class ExecutorServicer(rpc.ExecutorServiceServicer):
     """paceline.executor.v1.ExecutorService."""
 
-    def __init__(self, runtime: Runtime, metrics: Metrics, credentials: Credentials, audit: Audit) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: Metrics,
+        credentials: Credentials,
+        audit: Audit,
+        spans: StepSpans | None = None,
+    ) -> None:
         self._runtime, self._metrics, self._credentials = runtime, metrics, credentials
-        self._audit = audit
+        self._audit, self._spans = audit, spans
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """Open a session, after ending those that it replaces."""
@@ -318,8 +328,12 @@ class ExecutorServicer(rpc.ExecutorServiceServicer):
         self, step: pb.Step, takes: Takes, caller: str, compiled: CompiledGrammars, *, kept: bool = False
     ) -> asyncio.Future[Answer]:
         """Queue the step of a token RPC. `kept`: it is done even if the client leaves."""
+        traceparent = step.header.traceparent
         plan = decode_step(step, self._runtime.loaded.limits, takes, compiled)
-        return self._runtime.worker.submit_step(plan, caller, kept=kept)
+        answer = self._runtime.worker.submit_step(plan, caller, kept=kept)
+        if self._spans is not None and traceparent:
+            answer.add_done_callback(partial(self._spans.step_done, traceparent))
+        return answer
 
     async def _op(
         self, request: pb.TruncateKvRequest | pb.ReleaseCacheRequest | pb.ForkCacheRequest, context: Context

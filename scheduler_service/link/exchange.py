@@ -70,10 +70,14 @@ class StepExchange:
         if self._closed_by is not None:
             raise ExecutorLostError(self._closed_by)
 
-    async def send(self, plan: PlannedStep) -> None:
-        """Send one step; returns when gRPC has taken it. Raises ExecutorLostError."""
+    async def send(self, plan: PlannedStep, traceparent: str = "") -> None:
+        """Send one step; returns when gRPC has taken it. Raises ExecutorLostError.
+
+        traceparent: of the step's span.
+        """
         self.check()
         header = self._session.header()
+        header.traceparent = traceparent
         step = encode_step(plan, header, grammars=self._grammars)
         self._unanswered.append(_UnansweredStep(plan, header.step_id, time.monotonic()))
         try:

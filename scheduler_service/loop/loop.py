@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from service_kit.logs import Log
 
@@ -27,6 +28,9 @@ from scheduler_service.loop.draft_loop import DraftLoop
 from scheduler_service.loop.wake import Wake
 from scheduler_service.metrics.metrics import Telemetry
 from scheduler_service.streams.registry import StreamRegistry
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from scheduler_service.spans import Spans
 
 log = Log(__name__)
 
@@ -43,6 +47,7 @@ class Loop:
         metrics: Telemetry,
         wake: Wake,
         clock: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
     ) -> None:
         self._core = core
         self._pool = pool
@@ -51,6 +56,7 @@ class Loop:
         self._metrics = metrics
         self._wake = wake
         self._clock = clock
+        self._spans = spans
 
     async def run(self) -> None:
         """Drive executors; ends only when cancelled, or with the exception of a bug."""
@@ -59,6 +65,8 @@ class Loop:
             try:
                 await self._drive(link)
             except ExecutorLostError as loss:
+                if self._spans is not None:
+                    self._spans.steps_lost(self._clock())
                 if live := len(self._streams):
                     log.warning("requests go back to the queue", live=live, detail=str(loss))
                 self._streams.post(self._core.executor_lost(self._clock()))
@@ -89,7 +97,7 @@ class Loop:
             drafting = drafts.plan(now)  # first: sequences that wait for drafts are left out of this step
             while (plan := core.plan(now)) is not None:
                 unanswered.append((now, len(plan.rows) + len(plan.openings)))
-                await exchange.send(plan)
+                await exchange.send(plan, self._traceparent(now))
                 now = self._clock()
                 if plan.openings:  # the draft executor may compute their prompts at the same time
                     drafting = drafts.plan(now)
@@ -105,6 +113,8 @@ class Loop:
                     link.lose(f"an answer that does not fit its step: {error}")
                     exchange.check()
                 sent_at, rows = unanswered.popleft()
+                if self._spans is not None:
+                    self._spans.step_answered(now, rows)
                 self._metrics.step(now - max(sent_at, answered_at), result.compute_s, rows)
                 answered_at = now
                 if result.lacks_adapter:
@@ -112,6 +122,12 @@ class Loop:
             else:
                 await self._wake.wait(self._until_wakeup(now))
                 exchange.check()
+
+    def _traceparent(self, now: float) -> str:
+        """Of the span of the step that was just planned; "": it has none."""
+        if self._spans is None:
+            return ""
+        return self._spans.step_planned(lambda: self._streams.traced_calls(self._core.requests_sent()), now)
 
     def _until_wakeup(self, now: float) -> float | None:
         wakeup = self._core.next_wakeup(now)

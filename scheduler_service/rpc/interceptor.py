@@ -17,6 +17,7 @@ from service_kit.status import client_has_left, end_call
 from scheduler_service.errors import ErrorReason, ServiceError, invalid
 from scheduler_service.rpc.load_wait import LoadWait
 from scheduler_service.rpc.statuses import CODES, status_of
+from scheduler_service.traced_call import CallTracer, call_failed, traced
 
 log = Log(__name__)
 
@@ -49,11 +50,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         admit: Admit | None = None,
         *,
         load_wait: LoadWait | None = None,
+        tracer: CallTracer | None = None,
         prefix: str = _OURS,
     ) -> None:
-        """`prefix`: with which the methods begin whose handlers are wrapped."""
+        """`prefix`: with which the methods begin whose handlers are wrapped. `tracer`: of queued calls."""
         self._credentials, self._audit, self._admit, self._prefix = credentials, audit, admit, prefix
-        self._load_wait = load_wait
+        self._load_wait, self._tracer = load_wait, tracer
         self._wrapped: dict[str, _Handler] = {}  # by method
 
     async def intercept_service(
@@ -93,6 +95,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     def _guarded(self, behaviour: Any, method: str) -> Any:
         """A coroutine function that awaits `behaviour`, another one, and maps its exceptions to statuses."""
         load_wait = self._load_wait if method.endswith(_WAITING) else None
+        tracer = self._tracer if method.endswith(_ADMITTED) else None
+
+        async def recorded(request: Any, context: _Context) -> Any:
+            with traced(tracer, method.removeprefix("/"), context.invocation_metadata() or ()):
+                answer = guarded(request, context)
+                del request, context  # see end_call
+                return await answer
 
         async def guarded(request: Any, context: _Context) -> Any:
             try:
@@ -113,12 +122,13 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 log.error("handler failed", error, method=method)
                 failure = ServiceError(ErrorReason.INTERNAL, "internal error; the scheduler's log has more")
             caller, reason = self._credentials.identify(context), failure.reason
+            call_failed(CODES[reason].name, reason.name)
             self._audit.failed(caller.name, method, CODES[reason], reason.name)
             ending = end_call(context, status_of(failure))
             del request, context, failure  # see end_call
             return await ending
 
-        return guarded
+        return guarded if tracer is None else recorded
 
 
 def _reading(handler: _Handler, admit: Admit) -> Any:

@@ -15,6 +15,7 @@ from scheduler_service.core.step import ScoredTokens
 from scheduler_service.errors import ServiceError
 from scheduler_service.model import ServedAdapter
 from scheduler_service.streams.request import scoped_id
+from scheduler_service.traced_call import TracedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class EvaluationStream:
         self.digest = call.digest
         self.grammar_field = ""
         self.error: ServiceError | None = None
+        self.call: TracedCall | None = None  # whose spans are recorded
         self._inputs = [EvaluatedInput() for _ in range(inputs)]
         self._unfinished = inputs
         self._done = asyncio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from scheduler_service.streams.output import OutputStart
 from scheduler_service.streams.reading import behind_reasoning, chat_reading
 from scheduler_service.streams.request import CheckedRequest, scoped_id
 from scheduler_service.streams.stream import RequestStream, WakeQueue
+from scheduler_service.traced_call import TracedCall, current_call
 
 Clock = Callable[[], float]
 LiveStream: TypeAlias = RequestStream | EvaluationStream
@@ -145,6 +146,8 @@ class StreamRegistry:
             events = self._core.add(request, self._clock(), replaces=replaced is not None)
         except AdmissionError as error:
             raise of_admission(error) from error
+        if (call := current_call()) is not None:
+            stream.call, call.courses = call, self._core.courses(request.id)
         if replaced is not None:
             self._end(replaced, ServiceError(ErrorReason.REPLACED, "the same request was sent again"))
         self._streams[request.id] = stream
@@ -207,6 +210,11 @@ class StreamRegistry:
         for (gap_s, tokens), times in gaps.items():
             self._metrics.inter_token_s.add(gap_s, times)
             self._metrics.token_s.add(gap_s / tokens, times * tokens)
+
+    def traced_calls(self, core_ids: Iterable[str]) -> Iterator[TracedCall]:
+        """Those of these requests whose spans are recorded."""
+        found = (self._streams.get(one) for one in core_ids)
+        return (one.call for one in found if one is not None and one.call is not None)
 
     def abort(self, request_id: str, identity: str, why: str) -> bool:
         """End an identity's request of this id; returns False if there is none."""

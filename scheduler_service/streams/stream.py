@@ -28,6 +28,7 @@ from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.plain_output import PlainOutput
 from scheduler_service.text.stop_strings import StopMatcher, StopStrings
 from scheduler_service.text.vocabulary import Vocabulary
+from scheduler_service.traced_call import TracedCall
 
 
 class WakeQueue:
@@ -107,6 +108,7 @@ class RequestStream:
         self._is_continuation = checked.continuation is not None
         self._changed: dict[int, CompletionBuffer] = {}  # those with new output by index, first change first
         self.error: ServiceError | None = None
+        self.call: TracedCall | None = None  # whose spans are recorded
         self.reader: asyncio.Task[object] | None = None
         """The RPC's task, to be cancelled when its client stalls it in a write."""
         self._waiter: asyncio.Future[None] | None = None  # what the reader awaits in `take`

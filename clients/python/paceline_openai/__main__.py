@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from paceline import Security, errors
 from paceline.aio import Client
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USAGE
     logs.configure(given.log_format, given.log_level)  # type: ignore[arg-type]
     try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner, _spans(on=given.otel):
             runner.run(_run(given))
-    except (NotSafe, ValueError) as error:
+    except (NotSafe, ImportError, ValueError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return _USAGE
     except OSError as error:
@@ -49,6 +49,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gateway: {where}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _spans(*, on: bool) -> Iterator[None]:
+    """A context manager: within the block the SDK's calls have spans, which are sent. Imports OpenTelemetry.
+
+    Their parents are what HTTP requests say in `traceparent`. Raises ImportError without OpenTelemetry.
+    """
+    if not on:
+        yield
+        return
+    from paceline.tracing import trace_calls
+    from service_kit.otlp import SpanSender
+
+    sender = SpanSender("paceline-gateway")
+    trace_calls(sender.provider)
+    try:
+        yield
+    finally:
+        sender.close()
 
 
 async def _run(given: Settings) -> None:

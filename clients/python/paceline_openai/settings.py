@@ -43,6 +43,7 @@ class Settings:
     scheduler_key: Path | None = None
     insecure: bool = False
     until_stdin_ends: bool = False
+    otel: bool = False
     model_name: str = ""  # what clients may call the model, and see as its name; "": its own name
     cors_origin: tuple[str, ...] = ()  # origins of pages that may call; "*": all
     log_level: str = "warning"
@@ -101,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--log-format", choices=("auto", "json", "console"), default="auto")
     found.add_argument("--insecure", action="store_true", help="allow plaintext beyond loopback")
     found.add_argument("--until-stdin-ends", action="store_true", help="end when standard input ends")
+    found.add_argument("--otel", action="store_true", help="send spans by OTLP over gRPC, as OTEL_* say")
     for field in fields(Bounds):
         found.add_argument(
             _flag(field.name),

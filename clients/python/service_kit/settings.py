@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
@@ -12,6 +13,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self
 import yaml
 from paceline.bounded_files import others_may_read, read_bounded
 from paceline.channel import is_loopback
+from paceline.extras import installation
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -96,6 +98,10 @@ class ServiceSettings(BaseSettings):
         " 0: any free one",
     )
     health_host: str = Field(default="127.0.0.1", description="address of the health port")
+    otel: bool = Field(
+        default=False,
+        description="send spans by OTLP over gRPC, as the variables OTEL_* say; needs the extra otel",
+    )
     reflection: bool = Field(default=False, description="offer gRPC reflection")
     local_socket: Path | None = Field(
         default=None, description="listen on this Unix socket too, without TLS; for the parent process"
@@ -195,6 +201,8 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
+        if self.otel and not _has_otlp():
+            raise ValueError(f"--otel: OpenTelemetry is not installed; {installation('otel')}")
         for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_token_file", "tokens_file"):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_file():
@@ -254,6 +262,13 @@ class ServiceSettings(BaseSettings):
         path = {**env_settings(), **init_settings()}.get("config")
         file = InitSettingsSource(settings_cls, _read_yaml(Path(path)) if path else {})
         return (init_settings, env_settings, file)
+
+
+def _has_otlp() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _address(host: str, port: int) -> str:

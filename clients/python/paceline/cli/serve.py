@@ -133,6 +133,9 @@ def serve(
     log_format: Annotated[
         LogFormat, typer.Option(help="json: each line of this command and of both services is an object.")
     ] = LogFormat.CONSOLE,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="All processes send spans by OTLP, as OTEL_* say.")
+    ] = False,
     executor_option: Annotated[
         list[str] | None,
         typer.Option("--executor-option", "-E", metavar="NAME=VALUE", help="See `paceline executor --help`."),
@@ -176,7 +179,7 @@ def serve(
         fail(f"{served[0]} and --model {model}: give one of them", 2)
     given = served or ([model] if model else [])
     chosen = given[0] if given else None
-    logs = ("--log-level", log_level, "--log-format", log_format.value)
+    logs = ("--log-level", log_level, "--log-format", log_format.value, *(("--otel",) if otel else ()))
     plain = ("--insecure",) if insecure else ()
     token = client_token(context, token_file)
     gateway = None
