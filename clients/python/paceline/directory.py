@@ -20,6 +20,8 @@ DirectoryUse = Literal["off", "safe", "any"]
 
 LOOK_EVERY_S = 10.0
 """Time between two looks into a directory, while calls begin."""
+LOOK_AGAIN_S = 1.0
+"""Time from a look that failed to the next one, at another scheduler."""
 NO_DIRECTORY_S = 300.0
 """Time for which a scheduler that has said that it has no directory is not asked again."""
 LOOK_TIMEOUT_S = 5.0
@@ -80,6 +82,7 @@ class KnownSchedulers:
         self._without: dict[str, float] = {}  # address: until when it is not asked for a directory
         self._refused: dict[int, float] = {}  # hash of a caller's metadata: until when it does not look
         self._turn = 0
+        self._silent: set[str] = set()  # those at which looks failed since the last one that did not
         self.has_looked = use == "off"
         """Whether a look has ended, well or not."""
 
@@ -92,13 +95,16 @@ class KnownSchedulers:
             return True
 
     def teller(self, now: float, is_down: Callable[[str, float], bool]) -> str:
-        """Whom to ask: a given one that is up, in turn; else a learned one; else one that is down."""
+        """Whom to ask: a given one that is up, in turn; else a learned one; else one that is down.
+
+        One at which a look has just failed comes last, though it may count as up again by now.
+        """
         with self._changing:
             self._turn += 1
             asked = [one for one in self.addresses if self._without.get(one, 0.0) <= now] or self.given
             begin = self._turn % len(asked)
             turn: list[str] = [*asked[begin:], *asked[:begin]]
-            return min(turn, key=lambda one: (is_down(one, now), one not in self.given))
+            return min(turn, key=lambda one: (one in self._silent, is_down(one, now), one not in self.given))
 
     def saw(self, teller: str, entries: Iterable[pb.SchedulerEntry], now: float) -> None:
         """Record all entries of the directory of the scheduler at `teller`."""
@@ -106,6 +112,7 @@ class KnownSchedulers:
         own = next((entry for entry in listed if not entry.written_by), None)
         with self._changing:
             self.has_looked = True
+            self._silent.clear()
             if own is None:
                 return
             if teller in self.given:
@@ -121,7 +128,8 @@ class KnownSchedulers:
                     _learned(entry)
                     for entry in listed
                     if (entry.model, entry.model_fingerprint) == (own.model, own.model_fingerprint)
-                    and entry.instance not in ("", own.instance)
+                    and entry.instance
+                    and (entry.instance != own.instance or entry.address == teller)
                     and self._may_get_a_token(entry, teller)
                 ),
             )
@@ -131,6 +139,12 @@ class KnownSchedulers:
         """Record that the directory of `teller` could not be had: what it listed is kept if it is all."""
         with self._changing:
             self.has_looked = True
+            self._silent.add(teller)
+            if self._silent.issuperset(self.addresses):
+                self._silent.clear()
+                self._next_look = now + LOOK_EVERY_S
+            else:
+                self._next_look = now + LOOK_AGAIN_S
             if len(self._views) > 1:
                 self._views.pop(teller, None)
                 self._join(now)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from paceline.channel import Security
 from paceline.directory import (
+    LOOK_AGAIN_S,
     LOOK_EVERY_S,
     MAX_LEARNED,
     NO_DIRECTORY_S,
@@ -101,7 +102,7 @@ def test_what_one_scheduler_does_not_know_another_may_and_a_lost_one_takes_its_w
     schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")], 0.0)
     assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
     schedulers.saw(NEAR, [entry(NEAR, own=True)], 0.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
+    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]  # it speaks for itself
     schedulers.lost("127.0.0.1:2", 0.0)
     assert list(schedulers.addresses) == [NEAR]
     alone = known(NEAR, entry("127.0.0.1:2"))
@@ -172,6 +173,25 @@ def test_given_ones_that_are_up_are_asked_in_turn_then_learned_ones() -> None:
     assert asked(NEAR, other, learned) == {NEAR, other}
     schedulers.has_none(NEAR, 0.0)
     assert asked() == {other}
+
+
+def test_a_lost_given_scheduler_keeps_nobody_from_hearing_of_new_ones() -> None:
+    def asked(now: float) -> str:
+        assert schedulers.is_time_to_look(now)
+        return schedulers.teller(now, lambda *_: False)  # nobody is down for as long as looks are apart
+
+    learned, new = "127.0.0.1:2", "127.0.0.1:3"
+    schedulers = known(NEAR, entry(learned))
+    assert asked(100.0) == NEAR
+    schedulers.lost(NEAR, 100.0)
+    assert asked(100.0 + LOOK_AGAIN_S) == learned
+    schedulers.saw(learned, [entry(learned, own=True), entry(new)], 101.0)
+    assert asked(120.0) == NEAR  # it may be there again
+    schedulers.lost(NEAR, 120.0)
+    assert schedulers.addresses == (NEAR, learned, new)  # though nobody but itself tells of the second one
+    schedulers.lost(learned, 120.0)
+    schedulers.lost(new, 120.0)
+    assert not schedulers.is_time_to_look(120.0 + LOOK_AGAIN_S)  # all are lost: there is no hurry
 
 
 def test_a_caller_that_may_not_look_takes_nothing_from_others() -> None:
