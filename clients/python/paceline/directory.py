@@ -62,7 +62,8 @@ class _View:
 class KnownSchedulers:
     """The addresses given by the user, which stay, and those learned from the directories of schedulers.
 
-    A learned address is used only for the same model as that of the scheduler which listed it. With "safe"
+    A learned address is used only for a model of the same name as that of the scheduler which listed it, and
+    for another fingerprint only once none of the present one takes calls (`foreign`). With "safe"
     it is used over TLS, by the authority that the client trusts already and under the name that the entry
     gives; or without TLS on loopback, if the scheduler which listed it is on this machine too. With "any"
     also without TLS elsewhere, if the client has no authority. A scheduler is known once, however many
@@ -82,6 +83,7 @@ class KnownSchedulers:
         self._without: dict[str, float] = {}  # address: until when it is not asked for a directory
         self._refused: dict[int, float] = {}  # hash of a caller's metadata: until when it does not look
         self._turn = 0
+        self._model = b""  # the fingerprint that new calls get
         self._silent: set[str] = set()  # those at which looks failed since the last one that did not
         self.has_looked = use == "off"
         """Whether a look has ended, well or not."""
@@ -104,7 +106,11 @@ class KnownSchedulers:
             asked = [one for one in self.addresses if self._without.get(one, 0.0) <= now] or self.given
             begin = self._turn % len(asked)
             turn: list[str] = [*asked[begin:], *asked[:begin]]
-            return min(turn, key=lambda one: (one in self._silent, is_down(one, now), one not in self.given))
+            foreign, silent = self.foreign, self._silent
+            return min(
+                turn,
+                key=lambda one: (one in silent, is_down(one, now), one in foreign, one not in self.given),
+            )
 
     def saw(self, teller: str, entries: Iterable[pb.SchedulerEntry], now: float) -> None:
         """Record all entries of the directory of the scheduler at `teller`."""
@@ -122,12 +128,14 @@ class KnownSchedulers:
                 return
             if not own.model_fingerprint:
                 return  # it is loading: what it listed before stays
+            self._model = own.model_fingerprint
             self._views[teller] = _View(
                 now,
                 tuple(
                     _learned(entry)
                     for entry in listed
-                    if (entry.model, entry.model_fingerprint) == (own.model, own.model_fingerprint)
+                    if entry.model == own.model
+                    and entry.model_fingerprint
                     and entry.instance
                     and (entry.instance != own.instance or entry.address == teller)
                     and self._may_get_a_token(entry, teller)
@@ -199,6 +207,17 @@ class KnownSchedulers:
         """Names that those have which a directory has."""
         return {address: one.adapters for address, one in self._entries().items()}
 
+    @property
+    def models(self) -> dict[str, bytes]:
+        """Fingerprints of the models of those that a directory has."""
+        return {address: one.model_fingerprint for address, one in self._entries().items()}
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """Learned ones with another model of the same name, as in the middle of a fleet's update."""
+        learned = self._learned.items()
+        return frozenset(address for address, one in learned if one.model_fingerprint != self._model)
+
     def security(self, address: str) -> Security | None:
         """Of the channel to an address; None: it is not known, or no more."""
         if address in self.given:
@@ -251,7 +270,9 @@ class KnownSchedulers:
             listed.update((one.address, one) for one in view.entries)
         known = {one.instance for one in self._own.values()}
         joined: dict[str, Learned] = {}
-        for address, one in sorted(listed.items()):
+        for address, one in sorted(
+            listed.items(), key=lambda item: (item[1].model_fingerprint != self._model, item[0])
+        ):
             if address in self.given or (address, one.instance) in self._liars or one.instance in known:
                 continue
             if len(joined) < MAX_LEARNED:

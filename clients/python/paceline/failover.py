@@ -53,6 +53,7 @@ MODEL_KEY = "paceline-model"
 _NOT_READY = "NOT_READY"
 
 _NO_ADAPTERS: Mapping[str, Collection[str]] = MappingProxyType({})
+_NO_MODELS: Mapping[str, bytes] = MappingProxyType({})
 
 _NEVER_REACHED = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
 
@@ -84,6 +85,8 @@ class Rotation:
         self._loads: Mapping[str, int] = {}  # as the directory tells them
         self._draining: Collection[str] = ()
         self._adapters: Mapping[str, Collection[str]] = {}
+        self._models: Mapping[str, bytes] = {}  # fingerprints, of those that are known to have one
+        self._foreign: Collection[str] = ()
         self._down: dict[str, tuple[float, float]] = {}  # address: (end of its down time, that time's length)
 
     def use(
@@ -92,12 +95,16 @@ class Rotation:
         loads: Mapping[str, int],
         draining: Collection[str],
         adapters: Mapping[str, Collection[str]] = _NO_ADAPTERS,
+        models: Mapping[str, bytes] = _NO_MODELS,
+        foreign: Collection[str] = (),
     ) -> None:
         """Calls that begin from now on try these addresses.
 
         `loads`: sequences that run or wait there, of all clients. Those that drain come last. `adapters`: of
-        those addresses that are known to have some.
+        those addresses that are known to have some. `models`: fingerprints; `foreign`: those of another model
+        than the present one, for new calls that none of the others takes.
         """
+        self._models, self._foreign = models, foreign
         self._addresses, self._loads, self._draining = tuple(addresses), loads, draining
         self._adapters, self._known = adapters, frozenset(addresses)
         self._down = {one: down for one, down in list(self._down.items()) if one in self._known}
@@ -106,17 +113,33 @@ class Rotation:
         """Whether the address is still one of them."""
         return address in self._known
 
+    def is_foreign(self, address: str) -> bool:
+        """Whether it has another model than the present one."""
+        return address in self._foreign
+
     def is_idle(self, address: str) -> bool:
         """Whether no call is at this address."""
         return not self._live[address]
 
-    def order(self, now: float, key: bytes = b"", model: str = "") -> list[str]:
+    def model_at(self, address: str) -> bytes:
+        """The fingerprint of the model there; empty: not known."""
+        return self._models.get(address, b"")
+
+    def order(self, now: float, key: bytes = b"", model: str = "", begun_with: bytes = b"") -> list[str]:
         """The addresses that a call should try, in their order: all, up to MAX_TRIED.
 
         `key`: of `affinity_key`. `model`: what the request names; those that have an adapter of this name
-        come before those that have not.
+        come before those that have not. `begun_with`: the fingerprint of a stream's model, which alone can
+        continue it. Other calls try `foreign` addresses where all others are down or drain.
         """
         addresses, draining = self._addresses, self._draining
+        if begun_with:
+            same = tuple(one for one in addresses if self._models.get(one, begun_with) == begun_with)
+            addresses = same or addresses
+        elif self._foreign:
+            present = tuple(one for one in addresses if one not in self._foreign)
+            taken = any(not self.is_down(one, now) and one not in draining for one in present)
+            addresses = present if taken else addresses
         holders = {one for one in addresses if model in self._adapters.get(one, ())} or self._known
         if key and len(addresses) > 1:
             takers = [one for one in addresses if one in holders and one not in draining] or addresses
@@ -128,7 +151,7 @@ class Rotation:
             turn = [*addresses[begin:], *addresses[:begin]]
             self._next = begin + 1
         turn.sort(key=lambda one: (self.is_down(one, now), one in draining, one not in holders))
-        given = next(place for place, one in enumerate(turn) if one in self.given)
+        given = next((place for place, one in enumerate(turn) if one in self.given), 0)
         turn.insert(min(given, TRIED_BEFORE_GIVEN), turn.pop(given))
         return turn[:MAX_TRIED]
 
@@ -202,6 +225,8 @@ class Attempts:
         self._losses = 0  # in a row, since the last message
         self._wait_s = MIN_WAIT_S
         self._load_wait_s = load_wait_s
+        self._begun_with = b""  # the fingerprint of the model that has sent something
+        self._gone_over = False  # whether foreign ones were tried
         self._loads: str | None = None  # address of a scheduler that had no executor yet
         self.address = self._untried.pop(0)
         self.metadata: tuple[tuple[str, str], ...] = ()
@@ -221,8 +246,11 @@ class Attempts:
 
     def skip(self, now: float) -> None:
         """Set `address` to another one: the directory has the current one no more."""
-        self._untried = self._still_known() or self._rotation.order(now, self._key, self._model)
+        self._untried = self._still_known() or self._order(now)
         self.address = self._untried.pop(0)
+
+    def _order(self, now: float) -> list[str]:
+        return self._rotation.order(now, self._key, self._model, self._begun_with)
 
     def _still_known(self) -> list[str]:
         return [one for one in self._untried if self._rotation.has(one)]
@@ -232,6 +260,7 @@ class Attempts:
         if not self._answered:
             self._answered = True
             self._rotation.up(self.address)
+            self._begun_with = self._rotation.model_at(self.address)
 
     def failed(self, error: PacelineError, now: float, schedulers: int = 1) -> float:
         """Record that the current attempt failed, and set `address` to the next attempt's.
@@ -264,6 +293,9 @@ class Attempts:
             raise self._late(error) if isinstance(error, DeadlineExceeded) else error
         self._answered = False
         self._untried = self._still_known()
+        if not self._untried and not self._gone_over:  # all others are down or drain
+            self._gone_over = True
+            self._untried = [one for one in self._order(now) if self._rotation.is_foreign(one)]
         if self._untried:
             self.address = self._untried.pop(0)
             return 0.0
@@ -306,7 +338,7 @@ class Attempts:
             raise error
         if self._answered or self._lost_at is None:
             self._lost_at, self._wait_s, self._refusals = now, MIN_WAIT_S, []
-            order = self._rotation.order(now, self._key, self._model)
+            order = self._order(now)
             self._untried = [other for other in order if other != self.address]
 
     def _next_round(self, error: PacelineError, now: float) -> float:
@@ -325,7 +357,7 @@ class Attempts:
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller
-        self._untried = self._rotation.order(now, self._key, self._model)
+        self._untried = self._order(now)
         self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)

@@ -17,7 +17,8 @@ from paceline.directory import (
     DirectoryUse,
     KnownSchedulers,
 )
-from paceline.failover import MAX_TRIED, Rotation
+from paceline.errors import Unavailable
+from paceline.failover import MAX_TRIED, Attempts, Rotation
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 NEAR, FAR = "127.0.0.1:1", "10.0.0.1:50051"
@@ -85,7 +86,6 @@ def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
         entry("127.0.0.1:3", instance="drawn by 127.0.0.1:2"),
         entry("localhost:1", instance=f"drawn by {NEAR}"),  # the given one, by another name
         entry("127.0.0.1:4", model="other"),
-        entry("127.0.0.1:5", model_fingerprint=b"other"),
     )
     assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
     assert schedulers.is_what_it_says("127.0.0.1:2", b"print")
@@ -95,6 +95,39 @@ def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
     assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
     schedulers.distrust(NEAR)
     assert NEAR in schedulers.addresses
+
+
+def test_another_fingerprint_gets_new_calls_once_the_present_one_takes_none_and_no_stream_that_began() -> (
+    None
+):
+    def attempts() -> Attempts:
+        return Attempts(rotation, 0.0, timeout_s=None, failover_timeout_s=9.0, key=b"k")
+
+    def refused(call: Attempts) -> str:
+        assert call.failed(Unavailable("draining", reason="DRAINING", retry_after_s=1.0), 0.0) == 0.0
+        return call.address
+
+    old, new = "127.0.0.1:2", "127.0.0.1:3"
+    schedulers = known(NEAR, entry(old), entry(new, model_fingerprint=b"new"))
+    assert schedulers.foreign == {new}
+    rotation = Rotation([NEAR])
+    rotation.use(schedulers.addresses, {}, schedulers.draining, {}, schedulers.models, schedulers.foreign)
+    assert {rotation.order(0.0, b"%d" % number)[0] for number in range(20)} == {NEAR, old}
+    stream, call = attempts(), attempts()
+    stream.answered()
+    assert {call.address, refused(call)} == {NEAR, old}
+    assert refused(call) == new
+    assert attempts().address == new  # at once, as long as the others take none
+    tried = []
+    for _ in range(3):
+        stream.failed(Unavailable("connection reset"), 0.0)
+        tried.append(stream.address)
+    assert set(tried) == {NEAR, old}
+    schedulers.lost(NEAR, 1.0)
+    schedulers.lost(old, 1.0)
+    assert schedulers.teller(1.0, lambda *_: False) == new
+    schedulers.saw(new, [entry(new, own=True, model_fingerprint=b"new")], 1.0)
+    assert new not in schedulers.foreign
 
 
 def test_what_one_scheduler_does_not_know_another_may_and_a_lost_one_takes_its_word_along() -> None:

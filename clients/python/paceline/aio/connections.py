@@ -223,7 +223,9 @@ class SchedulerConnections:
         """Use the schedulers that are known, and close the channels of others, when no call uses them."""
         known = self._known
         with self._opening:
-            self._rotation.use(known.addresses, known.loads, known.draining, known.adapters)
+            self._rotation.use(
+                known.addresses, known.loads, known.draining, known.adapters, known.models, known.foreign
+            )
             unused = [
                 self.endpoints.pop(address)
                 for address in self.endpoints.keys() - set(known.addresses)
@@ -346,12 +348,13 @@ class SchedulerConnections:
         request: _Request,
         timeout_s: float | None,
     ) -> list[_Reply]:
-        """Make a unary call on all schedulers, one after the other. Raises the first `paceline.errors`.
+        """Make a unary call on all schedulers of the model, one after the other.
 
-        `timeout_s` is the deadline of each call.
+        `timeout_s` is the deadline of each call. Raises the first `paceline.errors`.
         """
         await self._look_first(timeout_s)
-        with self._at(self.addresses) as endpoints:
+        foreign = self._known.foreign
+        with self._at([one for one in self.addresses if one not in foreign]) as endpoints:
             return [await reply_of(method(one), request, timeout_s, self.metadata) for one in endpoints]
 
     async def stream(
