@@ -59,8 +59,15 @@ def choice(key: bytes, live: Mapping[str, int], reported: Mapping[str, int] = _N
     """
     if not live:
         raise ValueError("no scheduler to choose from")
-    fewer = [address for address in preference(key, list(live)) if live[address] < _bound(live)]
-    most = _bound(reported)
+    return first_choice(preference(key, list(live)), live, reported)
+
+
+def first_choice(
+    preferred: Sequence[str], live: Mapping[str, int], reported: Mapping[str, int] = _NOTHING
+) -> str:
+    """As `choice`, of addresses in a key's order of preference."""
+    least, most = _bound(live), _bound(reported)
+    fewer = [address for address in preferred if live[address] < least]
     return next((address for address in fewer if reported.get(address, 0) < most), fewer[0])
 
 

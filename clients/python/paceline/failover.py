@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
-from paceline.affinity import choice, preference
+from paceline.affinity import first_choice, preference
 from paceline.call_spans import NO_SPAN, CallSpan
 from paceline.errors import (
     DeadlineExceeded,
@@ -142,10 +142,12 @@ class Rotation:
             addresses = present if taken else addresses
         holders = {one for one in addresses if model in self._adapters.get(one, ())} or self._known
         if key and len(addresses) > 1:
-            takers = [one for one in addresses if one in holders and one not in draining] or addresses
+            preferred = preference(key, addresses)
+            takers = [one for one in preferred if one in holders and one not in draining] or preferred
             live = {address: self._live[address] for address in takers}
-            first = choice(key, live, {address: self._loads.get(address, 0) for address in takers})
-            turn = [first, *(address for address in preference(key, addresses) if address != first)]
+            loads = {address: self._loads.get(address, 0) for address in takers}
+            first = first_choice(takers, live, loads)
+            turn = [first, *(address for address in preferred if address != first)]
         else:
             begin = self._next % len(addresses)
             turn = [*addresses[begin:], *addresses[:begin]]
