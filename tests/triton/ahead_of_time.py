@@ -32,7 +32,7 @@ from executor_service.backends.torch_backend.cuda.layout.rows import (
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import PickRows
 from executor_service.backends.torch_backend.cuda.linear.experts import (
     ExpertGroups,
-    group_launch,
+    group_launches,
     weigh_launch,
 )
 from executor_service.backends.torch_backend.cuda.linear.few_experts import few_down_launch, few_gated_launch
@@ -247,7 +247,7 @@ def whatever_the_heads(shape: Shape) -> Iterator[tuple[str, Launch]]:
     shares, chosen = new(4096, 8, dtype=torch.float32), new(4096, 8, dtype=torch.int64)
     yield "route", route_launch(hidden[:, : shape.experts], shares, chosen, renormalize=True)
     groups = ExpertGroups.empty(hidden, chosen, shape.experts)
-    yield "group", group_launch(hidden, chosen, groups)
+    yield from zip(("place", "spread"), group_launches(hidden, chosen, groups), strict=True)
     yield "weigh", weigh_launch(groups.rows, groups.places, shares, hidden)
     yield from products(shape)
 

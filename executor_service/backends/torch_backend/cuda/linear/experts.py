@@ -1,4 +1,4 @@
-"""`SumExperts` in Triton: three launches beside the two grouped products, not fourteen as in plain torch.
+"""`SumExperts` in Triton: four launches beside the two grouped products, not fourteen as in plain torch.
 
 Up to MAX_ROWS tokens of 16 bits have the products of `few_experts`, and three launches in all. Integers alone
 decide where a row lies among the others, and a token's experts are added up in their order: a row's result
@@ -7,6 +7,7 @@ does not depend on the other rows, as far as the grouped products' do not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,8 @@ from executor_service.backends.torch_backend.cuda.linear.pointwise import gated
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS
 from executor_service.backends.torch_backend.ops.stacked_experts import StackedExperts, grouped_product
 
-_PAIRS = 1024  # that a program of `group` looks at, at once
-_LINES = 8  # rows that it copies at once
-_COLUMNS = 512  # per program of `weigh`; of a row, copied at once
-_PROGRAMS = 512  # of `group`: more would look at pairs for longer than they copy rows
+_PAIRS = 2048  # that a program looks at, at once
+_COLUMNS = 512  # of a row, per program
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class ExpertGroups:
     rows: torch.Tensor  # [pairs, hidden]: of the pair's token
     ends: torch.Tensor  # int32 [experts]: of each expert's rows
     places: torch.Tensor  # int32 [tokens, experts of a token]: among the rows
-    tokens: torch.Tensor  # int32 [pairs]
 
     @classmethod
     def empty(cls, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> ExpertGroups:
@@ -43,22 +41,14 @@ class ExpertGroups:
             torch.empty(pairs, x.shape[1], dtype=x.dtype, device=device),
             torch.empty(experts, dtype=numbers, device=device),
             torch.empty(chosen.shape, dtype=numbers, device=device),
-            torch.empty(pairs, dtype=numbers, device=device),
         )
 
 
 @triton.jit(do_not_specialize=("pairs",))
-def _group_kernel(
-    x, chosen, rows, ends, places, tokens, pairs, x_stride,
-    count: tl.constexpr, width: tl.constexpr, scan: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
-):  # fmt: skip
-    """Program (expert, part): its rows are each part's share of its expert's, `lines` at a time.
-
-    It alone writes these rows, their tokens and their places.
-    """
+def _place_kernel(chosen, places, ends, pairs, scan: tl.constexpr):
+    """Program (expert): where its rows end, and each one's place, from all pairs, `scan` at a time."""
     begin_kernel()
     expert, experts = tl.program_id(0), tl.num_programs(0)
-    part, parts = tl.program_id(1), tl.num_programs(1)
     next_pairs = tl.arange(0, scan)
     before, own = tl.zeros([scan], tl.int32), tl.zeros([scan], tl.int32)
     for first in range(0, pairs, scan):
@@ -66,32 +56,28 @@ def _group_kernel(
         number = tl.load(chosen + pair, mask=pair < pairs, other=experts).to(tl.int32)
         before += (number < expert).to(tl.int32)
         own += (number == expert).to(tl.int32)
-    start = tl.sum(before, 0)
-    end = start + tl.sum(own, 0)
-    if part == 0:
-        tl.store(ends + expert, end)
-    mine = start + part * lines
-    if mine < end:
-        place = start
-        for first in range(0, pairs, scan):
-            pair = first + next_pairs
-            number = tl.load(chosen + pair, mask=pair < pairs, other=experts).to(tl.int32)
-            is_own = (number == expert).to(tl.int32)
-            at = place + tl.cumsum(is_own, 0) - 1
-            is_mine = (is_own == 1) & ((at - start) // lines % parts == part)
-            tl.store(places + pair, at, mask=is_mine)
-            tl.store(tokens + at, pair // count, mask=is_mine)
-            place += tl.sum(is_own, 0)
-        tl.debug_barrier()  # threads read tokens that others of this program wrote
-        line, d = tl.arange(0, lines), tl.arange(0, columns)
-        for first in range(mine, end, parts * lines):
-            at = first + line
-            token = tl.load(tokens + at, mask=at < end, other=0).to(tl.int64)
-            source, target = x + token[:, None] * x_stride, rows + at.to(tl.int64)[:, None] * width
-            for left in range(0, width, columns):
-                column = left + d[None, :]
-                there = (at < end)[:, None] & (column < width)
-                tl.store(target + column, tl.load(source + column, mask=there), mask=there)
+    place = tl.sum(before, 0)
+    tl.store(ends + expert, place + tl.sum(own, 0))
+    for first in range(0, pairs, scan):
+        pair = first + next_pairs
+        number = tl.load(chosen + pair, mask=pair < pairs, other=experts).to(tl.int32)
+        is_own = (number == expert).to(tl.int32)
+        tl.store(places + pair, place + tl.cumsum(is_own, 0) - 1, mask=is_own == 1)
+        place += tl.sum(is_own, 0)
+
+
+@triton.jit
+def _spread_kernel(
+    x, places, rows, x_stride, count: tl.constexpr, width: tl.constexpr, columns: tl.constexpr
+):  # fmt: skip
+    """Program (token, block of columns): a copy of the token's row for each of its experts."""
+    begin_kernel()
+    token, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * columns + tl.arange(0, columns)
+    mask = d < width
+    row = tl.load(x + token * x_stride + d, mask=mask)
+    for i in tl.static_range(count):
+        place = tl.load(places + token * count + i).to(tl.int64)
+        tl.store(rows + place * width + d, row, mask=mask)
 
 
 @triton.jit
@@ -125,7 +111,8 @@ def sum_experts(
         rows, places = few_experts(x, chosen, experts), None
     else:
         groups = ExpertGroups.empty(x, chosen, len(experts.down))
-        group_launch(x, chosen, groups).run()
+        for launch in group_launches(x, chosen, groups):
+            launch.run()
         both = grouped_product(groups.rows, experts.gate_up, groups.ends)
         rows = grouped_product(gated(both, experts.activation), experts.down, groups.ends)
         places = groups.places
@@ -134,24 +121,25 @@ def sum_experts(
     return out
 
 
-def group_launch(x: torch.Tensor, chosen: torch.Tensor, groups: ExpertGroups) -> Launch:
-    """The launch that fills the groups."""
-    pairs, experts = chosen.numel(), len(groups.ends)
-    parts = min(-(-pairs // (experts * _LINES)), max(_PROGRAMS // experts, 1))
-    return Launch(
-        _group_kernel,
-        (experts, parts, 1),
-        {
-            "x": x, "chosen": chosen, "rows": groups.rows, "ends": groups.ends, "places": groups.places,
-            "tokens": groups.tokens, "pairs": pairs, "x_stride": x.stride(0),
-        },
-        {
-            "count": chosen.shape[1], "width": x.shape[1], "scan": _PAIRS, "lines": _LINES,
-            "columns": _COLUMNS,
-        },
+def group_launches(x: torch.Tensor, chosen: torch.Tensor, groups: ExpertGroups) -> Iterator[Launch]:
+    """The launches that fill the groups: first where rows lie, then the rows."""
+    tokens, width = x.shape
+    yield Launch(
+        _place_kernel,
+        (len(groups.ends), 1, 1),
+        {"chosen": chosen, "places": groups.places, "ends": groups.ends, "pairs": chosen.numel()},
+        {"scan": _PAIRS},
+        warps=8,
+        stages=1,
+    )
+    yield Launch(
+        _spread_kernel,
+        (tokens, -(-width // _COLUMNS), 1),
+        {"x": x, "places": groups.places, "rows": groups.rows, "x_stride": x.stride(0)},
+        {"count": chosen.shape[1], "width": width, "columns": _COLUMNS},
         warps=4,
         stages=1,
-    )  # fmt: skip
+    )
 
 
 def weigh_launch(
