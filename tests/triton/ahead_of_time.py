@@ -89,6 +89,8 @@ class Shape:
     window: int = 0
     pages: torch.dtype | None = None  # of 8 bits; None: `dtype`
     experts: int = 0  # of a mixture
+    cap: float = 0.0  # of scores; 0: none
+    sinks: bool = False
 
     @property
     def architectures(self) -> tuple[int, ...]:
@@ -103,10 +105,11 @@ class Shape:
 
 # SmolLM2; Qwen3-8B and -4B, Llama-3-8B
 SHAPES = [Shape(9, 3, 64, vocabulary=49_152), Shape(32, 8, 128)]
-# Of which attention alone differs: Mistral-7B-v0.1, Gemma 3 1B and 4B
+# Of which attention alone differs: Mistral-7B-v0.1, Gemma 3 1B and 4B, Gemma 2 2B, gpt-oss
 ATTENTION_SHAPES = [
     Shape(32, 8, 128, window=4096), Shape(4, 1, 256, window=512), Shape(8, 4, 256),
-    Shape(8, 4, 256, torch.float32),
+    Shape(8, 4, 256, torch.float32), Shape(8, 4, 256, window=4096, cap=50.0),
+    Shape(64, 8, 64, window=128, sinks=True),
 ]  # fmt: skip
 # Of which attention and what writes pages differ
 PAGE_SHAPES = [Shape(32, 8, 128, pages=pages) for pages in LARGEST]
@@ -201,7 +204,9 @@ def attention(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:
     rows = AttentionRows(shape.window, numbers, short, long)
     device = AttentionDevice(Pipelines.of(SHARED_BYTES[architecture] + 1024), lambda _: 1)
     q = heads[:, : shape.heads]
-    made = attention_launches(out, q, shape.cache(), rows, numbers, shape.head_dim**-0.5, device)
+    sinks = torch.zeros(shape.heads * shape.sinks, device="meta")
+    inputs = out, q, shape.cache(), rows, numbers, shape.head_dim**-0.5, device
+    made = attention_launches(*inputs, shape.cap, sinks)
     yield from zip(("attention, short", "attention, long"), made, strict=True)
 
 

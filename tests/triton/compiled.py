@@ -80,8 +80,11 @@ def compiled(launch: Launch, architecture: int, *, dependent: bool = False) -> C
         made = triton.compile(
             ASTSource(launch.kernel, signature, constants, hints),
             target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": dependent},
-        )
+            options={
+                "num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": dependent,
+                "maxnreg": launch.registers or None,
+            },
+        )  # fmt: skip
     [registers], [(stores, loads)] = (
         re.findall(pattern, log.getvalue())
         for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores, (\d+) bytes spill loads")

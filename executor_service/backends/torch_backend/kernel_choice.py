@@ -93,10 +93,6 @@ def check_dependent_launch(device: torch.device) -> None:
 
 def lacking_on_cuda(spec: ModelSpec) -> str:
     """What a model needs that the kernels for CUDA don't have; "": nothing."""
-    if spec.score_cap:
-        return "capped attention scores (attn_logit_softcapping)"
-    if spec.sinks:
-        return "attention sinks"
     return "queries that grow with their position (llama_4_scaling_beta)" if spec.rope.query_growth else ""
 
 

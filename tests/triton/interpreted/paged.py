@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from executor_service.backends.torch_backend.cuda.attention.attention import new_arrivals, paged_attention
 from executor_service.backends.torch_backend.cuda.layout.resolve import HostRows, items_launch
@@ -19,6 +18,7 @@ from executor_service.backends.torch_backend.cuda.layout.rows import (
     attention_rows,
     cut,
 )
+from executor_service.backends.torch_backend.ops.kernels import NONE
 from executor_service.backends.torch_backend.ops.page_format import get, plain_cache, put
 
 
@@ -45,10 +45,16 @@ class Paged:
         width: int = 0,
         window: int = 0,
         pages_dtype: torch.dtype | None = None,
+        cap: float = 0.0,
+        sinks: bool = False,
     ) -> None:
-        """`pages_dtype`: of 8 bits; None: `dtype`. k and v are what pages of 8 bits make of them."""
+        """`pages_dtype`: of 8 bits; None: `dtype`. k and v are what pages of 8 bits make of them.
+
+        `cap` of the scores, 0: none; with `sinks` each head has one, near the largest of its scores.
+        """
         self.heads, self.kv_heads, self.head_dim, self.dtype = heads, kv_heads, head_dim, dtype
-        self.window = window
+        self.window, self.cap = window, cap
+        self.sinks = torch.linspace(-1.0, 4.0, heads) if sinks else NONE
         rng = np.random.default_rng(3)
         counts = [-(-length // page_size) for length in lengths]
         numbers = iter((rng.permutation(sum(counts)) + 1).tolist())  # page 0 is scratch
@@ -97,11 +103,11 @@ class Paged:
         of `split_tokens` keys, parts of up to `part` of them, and about `busy` items, if there are more.
         `processors`: see `AttentionRows`. Row i is cut as if it started `late[i]` tokens later than it does.
         """
-        queries = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
+        asked = [self.q[r.sequence][r.kv_len - r.q_len : r.kv_len] for r in rows]
         tokens = sum(r.q_len for r in rows) + spare
         # As in the model: q is a view into rows that also hold k and v.
         qkv = torch.full((tokens, self.heads + 2 * self.kv_heads, self.head_dim), torch.nan, dtype=self.dtype)
-        qkv[: tokens - spare, : self.heads] = torch.cat(queries)
+        qkv[: tokens - spare, : self.heads] = torch.cat(asked)
         counts = np.array([r.q_len for r in rows], np.int32)
         starts = np.array([r.kv_len - r.q_len for r in rows], np.int32)
         tables = np.array([r.sequence for r in rows], np.int32) * np.int32(self.table.shape[1])
@@ -120,7 +126,8 @@ class Paged:
             self._resolve(work, starts, counts, lates)
         arrivals = new_arrivals(self.kv_heads, self.table.device)
         scale = self.head_dim**-0.5
-        out = paged_attention(qkv[:, : self.heads], self.cache, work, arrivals, scale)
+        queries = qkv[:, : self.heads]
+        out = paged_attention(queries, self.cache, work, arrivals, scale, self.cap, self.sinks)
         assert not arrivals.any()
         return list(out.split([*(r.q_len for r in rows), spare])[:-1])
 
@@ -137,14 +144,18 @@ class Paged:
 
     def dense(self, row: Row) -> torch.Tensor:
         """The same for one row, in fp64 over contiguous keys."""
-        q, k, v = (
-            x[row.sequence][: row.kv_len].double().transpose(0, 1)[None] for x in (self.q, self.k, self.v)
-        )
+        group = self.heads // self.kv_heads
+        q, k, v = (x[row.sequence][: row.kv_len].double().transpose(0, 1) for x in (self.q, self.k, self.v))
+        k, v = (x.repeat_interleave(group, 0) for x in (k, v))
         seen = torch.ones(row.kv_len, row.kv_len).tril().bool()
         if self.window:
             seen = seen.triu(1 - self.window)
-        seen = seen[-row.q_len :]
-        out = functional.scaled_dot_product_attention(
-            q[:, :, -row.q_len :], k, v, attn_mask=seen, enable_gqa=True
-        )
-        return out[0].transpose(0, 1).flatten(1)
+        scores = q[:, -row.q_len :] @ k.transpose(1, 2) * self.head_dim**-0.5
+        if self.cap:
+            scores = self.cap * torch.tanh(scores / self.cap)
+        scores = scores.masked_fill(~seen[-row.q_len :], -torch.inf)
+        if len(self.sinks):
+            sinks = self.sinks.double()[:, None, None].expand(-1, row.q_len, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        out = scores.softmax(-1)[..., : row.kv_len] @ v
+        return out.transpose(0, 1).flatten(1)

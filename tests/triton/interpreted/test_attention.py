@@ -114,6 +114,30 @@ def test_a_window_hides_what_is_before_it(window: int, split: int) -> None:
     assert_dense(paged, rows, split, part=5, processors=1)
 
 
+@pytest.mark.parametrize(
+    ("window", "cap", "sinks", "dtype", "pages"),
+    [
+        (0, 1.5, False, torch.float32, None),
+        (20, 1.5, False, torch.bfloat16, None),
+        (0, 0.0, True, torch.float32, None),
+        (20, 0.0, True, torch.bfloat16, None),
+        (65, 1.5, True, torch.float32, torch.int8),
+    ],
+)
+def test_scores_are_capped_and_stand_beside_a_sink(
+    window: int, cap: float, sinks: bool, dtype: torch.dtype, pages: torch.dtype | None
+) -> None:
+    """In one piece and in several; each token's bits are those that it has alone."""
+    paged = Paged([150, 70, 9], 4, 2, dtype=dtype, window=window, pages_dtype=pages, cap=cap, sinks=sinks)
+    rows = [Row(0, 150, 1), Row(0, 130, 5), Row(1, 70, 70), Row(0, 150, 40), Row(2, 9, 2)]
+    assert_dense(paged, rows)
+    assert_dense(paged, rows, 64, part=5, processors=1)
+    [verified] = paged.attend([Row(0, 133, 6)], split_tokens=64)
+    for i in (0, 1, 2, 5):
+        [decoded] = paged.attend([Row(0, 128 + i, 1)], split_tokens=64)
+        assert torch.equal(decoded[0], verified[i])
+
+
 @pytest.mark.parametrize("window", [20, 70])
 def test_pages_before_a_window_are_not_read(window: int) -> None:
     paged = Paged([150], window=window)

@@ -146,7 +146,7 @@ class CudaKernels(PlainKernels):
         ).run()  # fmt: skip
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
         rows, arrivals = prepared.rows[w.window], self._arrivals[w.kv_heads]
-        return paged_attention(q, cache, rows, arrivals, w.scale)
+        return paged_attention(q, cache, rows, arrivals, w.scale, w.score_cap, w.sinks)
 
 
 class CudaBlockKernels(CudaKernels):

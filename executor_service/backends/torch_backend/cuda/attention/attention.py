@@ -31,19 +31,19 @@ from executor_service.backends.torch_backend.cuda.attention.pipelines import (
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Arguments, Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.layout.rows import ITEM_FIELDS, MAX_PART, AttentionRows
+from executor_service.backends.torch_backend.ops.kernels import NONE
 from executor_service.backends.torch_backend.ops.page_format import LayerCache, scale_words
 
 MAX_HEAD_DIM = 256  # more would not fit into registers with these tiles
-_LOG2_E = 1.4426950408889634
-
-
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _MASKED = tl.constexpr(-1e30)  # below every score, but finite: -inf - -inf would be NaN
 
 
 @triton.jit
 def _attend(
-    q, k_pages, v_pages, scales, table, positions, begin, end, score_scale, kv_head,
+    q, k_pages, v_pages, scales, table, positions, begin, end, score_scale, score_cap, kv_head,
     kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    capped: tl.constexpr,
     lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, ahead: tl.constexpr,
 ):  # fmt: skip
     """Attention of q [lines, columns] at `positions` [lines] over keys begin..end of one row.
@@ -52,6 +52,7 @@ def _attend(
     Pages of 8 bits are multiplied as they are, converted to 16 bits or fp32, which have all their numbers:
     scores are then multiplied by the scales of the keys, and weights by those of the values. `ahead`: a
     tile's pages are looked up while the one before it is computed, so that K and V wait for no lookup.
+    `capped`: scores s become score_cap * tanh(s ln(2) / 2).
     """
     scaled: tl.constexpr = k_pages.dtype.element_ty.primitive_bitwidth == 8
     # Weights times scales may be too small for fp16.
@@ -85,6 +86,8 @@ def _attend(
         if scaled:
             k_scale, v_scale = scales_of_word(tl.load(scales + place, mask=live, other=0))
             scores = scores * k_scale[None, :]
+        if capped:
+            scores = score_cap - 2.0 * score_cap / (tl.exp2(scores) + 1.0)
         seen = live[None, :] & (key[None, :] <= positions[:, None])
         if window:
             seen = seen & (key[None, :] > positions[:, None] - window)
@@ -103,9 +106,19 @@ def _attend(
 
 
 @triton.jit
+def _beside_sinks(result, lse, sinks, real):
+    """Results [lines, columns] where a sink has its part of the weights; it has no value.
+
+    lse [lines]: base-2 logarithms of the sums of weights; sinks: addresses [lines] of scores.
+    """
+    sink = tl.load(sinks, mask=real, other=_MASKED) * _LOG2_E
+    return result / (1.0 + tl.exp2(sink - lse))[:, None]
+
+
+@triton.jit
 def _merge(
-    results, lses, mask, real, pieces, step,
-    head_dim: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
+    results, lses, sinks, mask, real, pieces, step,
+    head_dim: tl.constexpr, sunk: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
     """The mean of the results [lines, columns] of a block's pieces, by their sums of weights.
@@ -126,14 +139,18 @@ def _merge(
         total = total * rescale + share
         sums = sums * rescale[:, None] + result * share[:, None]
         highest = higher
-    return sums / total[:, None]
+    merged = sums / total[:, None]
+    if sunk:
+        merged = _beside_sinks(merged, highest + tl.log2(total), sinks, real)
+    return merged
 
 
 @triton.jit
 def _piece(
-    out, partial_out, partial_lse, q, k_pages, v_pages, scales, table, first_position, tokens, token,
-    first_seen, mask, real, score_scale, kv_head, piece, pieces, slot,
+    out, partial_out, partial_lse, q, k_pages, v_pages, scales, sinks, table, first_position, tokens, token,
+    first_seen, mask, real, score_scale, score_cap, kv_head, piece, pieces, slot,
     kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    capped: tl.constexpr, sunk: tl.constexpr,
     used: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr, ahead: tl.constexpr,
 ):  # fmt: skip
@@ -145,26 +162,28 @@ def _piece(
         # Tiles begin where they would without a window, so that their sums have the same order.
         begin += tl.maximum(first_seen - begin, 0) // tile * tile
     sums, total, highest = _attend(
-        q, k_pages, v_pages, scales, table, first_position + token, begin, end, score_scale, kv_head,
-        kv_heads, head_dim, page_size, window, lines, columns, tile, ahead,
+        q, k_pages, v_pages, scales, table, first_position + token, begin, end, score_scale, score_cap,
+        kv_head, kv_heads, head_dim, page_size, window, capped, lines, columns, tile, ahead,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
-    result = sums / total[:, None]
+    result, lse = sums / total[:, None], highest + tl.log2(total)
     if pieces == 1:
+        if sunk:  # as where there are several, so that one more that a line does not see changes no bit
+            result = _beside_sinks(result, lse, sinks, real)
         tl.store(out + d[None, :], result.to(out.dtype.element_ty), mask=mask)
     else:
         place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
         tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
-        tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
+        tl.store(partial_lse + place, lse, mask=real)
 
 
 # `part` differs between the launches of a step: specialized for it, the kernel would be compiled anew for 1.
 @triton.jit(do_not_specialize=("part",))
 def _attention_kernel(
-    out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, scales, tables, items, bounds, part,
-    score_scale, q_stride,
+    out, partial_out, partial_lse, arrivals, q, k_pages, v_pages, scales, sinks, tables, items, bounds, part,
+    score_scale, score_cap, q_stride,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
-    window: tl.constexpr,
+    window: tl.constexpr, capped: tl.constexpr, sunk: tl.constexpr,
     block_tokens: tl.constexpr, lines: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr,
     split_tokens: tl.constexpr, item_fields: tl.constexpr, runs: tl.constexpr, ahead: tl.constexpr,
     merge_columns: tl.constexpr, merge_stages: tl.constexpr,
@@ -207,17 +226,17 @@ def _attention_kernel(
         if runs:
             for piece in range(begin_run, end_run):
                 _piece(
-                    lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, tables + table,
-                    first_position, tokens, token, first_seen, mask, real, score_scale, kv_head, piece,
-                    pieces, slot + piece - first_of_run, kv_heads, head_dim, page_size, window, used, lines,
-                    columns, tile, split_tokens, ahead,
+                    lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, sinks + head,
+                    tables + table, first_position, tokens, token, first_seen, mask, real, score_scale,
+                    score_cap, kv_head, piece, pieces, slot + piece - first_of_run, kv_heads, head_dim,
+                    page_size, window, capped, sunk, used, lines, columns, tile, split_tokens, ahead,
                 )  # fmt: skip
         else:
             _piece(
-                lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, tables + table,
-                first_position, tokens, token, first_seen, mask, real, score_scale, kv_head, first_of_run,
-                pieces, slot, kv_heads, head_dim, page_size, window, used, lines, columns, tile,
-                split_tokens, ahead,
+                lines_out, partial_out, partial_lse, queries, k_pages, v_pages, scales, sinks + head,
+                tables + table, first_position, tokens, token, first_seen, mask, real, score_scale,
+                score_cap, kv_head, first_of_run, pieces, slot, kv_heads, head_dim, page_size, window, capped,
+                sunk, used, lines, columns, tile, split_tokens, ahead,
             )  # fmt: skip
         # An item without tokens is one of pieces that its block does not see.
         if (pieces > 1) & (tokens > 0):
@@ -235,7 +254,8 @@ def _attention_kernel(
                     inside = real[:, None] & (column < head_dim)[None, :]
                     merged = _merge(
                         partial_out + place[:, None] * head_dim + column[None, :], partial_lse + place,
-                        inside, real, pieces, kv_heads * used, head_dim, lines, merge_columns, merge_stages,
+                        sinks + head, inside, real, pieces, kv_heads * used, head_dim, sunk, lines,
+                        merge_columns, merge_stages,
                     )  # fmt: skip
                     tl.store(lines_out + column[None, :], merged.to(out.dtype.element_ty), mask=inside)
                 if mine < pieces:
@@ -248,13 +268,16 @@ def paged_attention(
     rows: AttentionRows,
     arrivals: torch.Tensor,
     scale: float,
+    cap: float = 0.0,
+    sinks: torch.Tensor = NONE,
 ) -> torch.Tensor:
     """Causal attention of every row's tokens over the row's keys; [tokens, heads * head_dim] in q's dtype.
 
     q [tokens, heads, head_dim] bf16, fp16 or fp32, a view with any stride between tokens (for speed a
     multiple of 16 elements); `cache` as `plain_cache` makes it, in q's dtype or in 8 bits, with the step's
-    own K and V already in it. Scores are multiplied by `scale` and summed in fp32. The result of a token that
-    belongs to no row is undefined. `arrivals`: of `new_arrivals`. Raises ValueError.
+    own K and V already in it. Scores are multiplied by `scale` and summed in fp32; `cap` and `sinks`: see
+    `AttentionWeights`. The result of a token that belongs to no row is undefined. `arrivals`: of
+    `new_arrivals`. Raises ValueError.
 
     All arguments are on the device, nothing is read back, and every grid follows from shapes: a CUDA graph
     can capture this after a call outside of it has compiled each kernel.
@@ -268,7 +291,8 @@ def paged_attention(
     if q.stride()[1:] != (head_dim, 1) or not (cache.k.is_contiguous() and cache.v.is_contiguous()):
         raise ValueError("K, V and the heads of each token in q have to be contiguous")
     out = torch.empty(tokens, heads * head_dim, dtype=q.dtype, device=q.device)
-    for launch in attention_launches(out, q, cache, rows, arrivals, scale, attention_device(q.device)):
+    device = attention_device(q.device)
+    for launch in attention_launches(out, q, cache, rows, arrivals, scale, device, cap, sinks):
         launch.run()
     return out
 
@@ -289,6 +313,8 @@ def attention_launches(
     arrivals: torch.Tensor,
     scale: float,
     device: AttentionDevice,
+    cap: float = 0.0,
+    sinks: torch.Tensor = NONE,
 ) -> Iterator[Launch]:
     """The launches of `paged_attention`, in their order: short rows, long rows, a part at a time."""
     heads, head_dim = q.shape[1:]
@@ -296,15 +322,18 @@ def attention_launches(
     group, columns = heads // kv_heads, max(power_of_two(head_dim), MIN_SIDE)
     inputs: Arguments = {
         "out": out, "q": q, "k_pages": cache.k, "v_pages": cache.v, "scales": scale_words(cache),
-        "tables": rows.tables, "arrivals": arrivals,
-        "score_scale": scale * _LOG2_E, "q_stride": q.stride(0),
+        "sinks": sinks if len(sinks) else arrivals, "tables": rows.tables, "arrivals": arrivals,
+        "score_scale": scale * _LOG2_E.value * (2 / cap if cap else 1), "score_cap": cap * _LOG2_E.value,
+        "q_stride": q.stride(0),
     }  # fmt: skip
-    pipelines = device.pipelines
+    pipelines, converted = device.pipelines, cache.k.dtype != q.dtype
     for work, pipeline in ((rows.short, pipelines.short), (rows.long, pipelines.long)):
         slots = work.slots
         if not slots:
             continue
-        how = pipeline.of_heads(columns, q.element_size(), plain=not rows.window and cache.k.dtype == q.dtype)
+        how = pipeline.of_heads(
+            columns, q.element_size(), plain=not (rows.window or converted), converted=converted
+        )
         used, programs = work.cut.block * group, slots * kv_heads
         partial_out = torch.empty(slots, kv_heads, used, head_dim, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(slots, kv_heads, used, dtype=torch.float32, device=q.device)
@@ -319,7 +348,7 @@ def attention_launches(
                 },
                 {
                     "group": group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
-                    "window": rows.window,
+                    "window": rows.window, "capped": int(cap > 0), "sunk": int(len(sinks) > 0),
                     "block_tokens": work.cut.block, "lines": max(power_of_two(used), MIN_SIDE),
                     "columns": columns, "tile": how.tile(columns, q.element_size()),
                     "split_tokens": work.cut.split, "item_fields": ITEM_FIELDS,
@@ -328,6 +357,7 @@ def attention_launches(
                 },
                 warps=how.warps,
                 stages=how.stages,
+                registers=how.registers,
             )  # fmt: skip
             if rows.processors:
                 programs = min(programs, rows.processors * device.resident(launch))

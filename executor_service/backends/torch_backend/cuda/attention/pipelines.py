@@ -36,17 +36,19 @@ class TilePipeline:
     stages: int
     merge_stages: int = 1
     merge_columns: int = 32  # of a head, merged at once
+    registers: int = 0  # see `Launch`; for q and pages of 16 bits, and heads that are not wide
     ahead_stages: int = 0  # 0: pages are never looked up ahead
     ahead_bytes: int = 8192  # as tile_bytes
     ahead: bool = False
 
-    def of_heads(self, columns: int, number_bytes: int, *, plain: bool) -> TilePipeline:
+    def of_heads(self, columns: int, number_bytes: int, *, plain: bool, converted: bool) -> TilePipeline:
         """For heads of this width, whose q has numbers of this size: with tiles of at least MIN_SIDE keys.
 
         What is larger takes more registers and shared memory: it has fewer buffers, and more warps. `plain`:
-        without a window, over pages in q's dtype.
+        without a window, over pages in q's dtype; `converted`: over pages of 8 bits.
         """
-        how = self
+        bounded = number_bytes == 2 and columns <= _FEW_COLUMNS and not converted
+        how = self if bounded else replace(self, registers=0)
         if plain and columns == _FEW_COLUMNS and number_bytes == 2 and self.ahead_stages:
             return replace(how, tile_bytes=self.ahead_bytes, stages=self.ahead_stages, ahead=True)
         if columns > _FEW_COLUMNS:
@@ -90,12 +92,13 @@ _PIPELINES = (  # by KiB of shared memory
             TilePipeline(8192, 8, 7),
         ),
     ),
-    # 8.6, 8.9 and 12.0
+    # 8.6, 8.9 and 12.0. Without a bound the compiler spills registers, to run more programs than there is
+    # shared memory for.
     (
         0,
         Pipelines(
-            TilePipeline(8192, 4, 5, merge_stages=4, merge_columns=128),
-            TilePipeline(8192, 8, 7),
+            TilePipeline(8192, 4, 5, merge_stages=4, merge_columns=128, registers=168),
+            TilePipeline(8192, 8, 7, registers=168),
         ),
     ),
 )

@@ -35,6 +35,7 @@ class Launch:
     constants: Mapping[str, int]  # tl.constexpr parameters
     warps: int
     stages: int
+    registers: int = 0  # of a thread, at most; 0: as many as the compiler finds best
 
     def run(self) -> None:
         """Enqueue the kernel on the current stream, dependently within `dependent_launches`."""
@@ -48,6 +49,8 @@ class Launch:
 
     def _options(self) -> dict[str, int]:
         options = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.registers:
+            options["maxnreg"] = self.registers
         if _dependent.get():
             options["launch_pdl"] = True
         return options
