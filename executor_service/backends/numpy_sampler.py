@@ -105,11 +105,17 @@ def choose(logits: Logits, history: TokenIds, prompt_length: int, sampling: Samp
 
 
 def adjust(logits: Logits, history: TokenIds, prompt_length: int, sampling: Sampling) -> Logits:
-    """Penalties, logit bias and the stop mask, applied to a copy.
+    """`adjust_in_place`, applied to a copy."""
+    logits = logits.copy()
+    adjust_in_place(logits, history, prompt_length, sampling)
+    return logits
+
+
+def adjust_in_place(logits: Logits, history: TokenIds, prompt_length: int, sampling: Sampling) -> None:
+    """Penalties, logit bias and the stop mask, for the token that follows `history`; logits [V].
 
     The stop mask is dropped if it would exclude every token; the sequence then ends before `min_tokens`.
     """
-    logits = logits.copy()
     output = history[prompt_length:]
     if sampling.repetition_penalty != 1:
         seen = np.unique(history)
@@ -122,11 +128,11 @@ def adjust(logits: Logits, history: TokenIds, prompt_length: int, sampling: Samp
     for token, bias in sampling.logit_bias:
         logits[token] += np.float32(bias)
     if sampling.stop_token_ids and len(output) < sampling.min_tokens:
-        masked = logits.copy()
-        masked[list(sampling.stop_token_ids)] = -np.inf
-        if masked.max() > -np.inf:
-            return masked
-    return logits
+        stops = list(sampling.stop_token_ids)
+        kept = logits[stops]
+        logits[stops] = -np.inf
+        if logits.max() == -np.inf:
+            logits[stops] = kept
 
 
 def keep(scaled: Logits, sampling: Sampling) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_service.backends.base import ForwardRow, RowOutput
+from executor_service.backends.numpy_sampler import adjust_in_place
 from executor_service.backends.torch_backend.ops.drawing import Filters
 from executor_service.contract import noise as reference
 from executor_service.contract.masks import Masks
@@ -217,7 +218,10 @@ def _adjusted(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Ten
         return logits
     logits = logits.clone()
     for p in changed:
-        _adjust(logits[p.index], p)
+        there = logits[p.index].cpu()  # on the CPU the memory itself
+        adjust_in_place(there.numpy(), p.row.history[: p.length], p.row.prompt_length, p.row.sampling)
+        if logits.device.type != "cpu":
+            logits[p.index] = there.to(logits.device)
     return logits
 
 
@@ -235,29 +239,3 @@ def masks_stops(row: ForwardRow, length: int) -> bool:
     """Whether the token after the first `length` ones of the row's sequence may not be a stop id."""
     s = row.sampling
     return bool(s.stop_token_ids) and max(length - row.prompt_length, 0) < s.min_tokens
-
-
-def _adjust(logits: torch.Tensor, p: _Position) -> None:
-    s, device = p.row.sampling, logits.device
-
-    def ids_of(values: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(device)
-
-    if s.repetition_penalty != 1:
-        seen = ids_of(np.unique(p.row.history[: p.length]))
-        values = logits[seen]
-        logits[seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-    if s.presence_penalty != 0 or s.frequency_penalty != 0:
-        output, counts = np.unique(p.row.history[p.row.prompt_length : p.length], return_counts=True)
-        weights = torch.from_numpy(counts.astype(np.float32)).to(device)
-        logits[ids_of(output)] -= s.presence_penalty
-        logits[ids_of(output)] -= s.frequency_penalty * weights
-    if s.logit_bias:
-        bias = torch.tensor([value for _, value in s.logit_bias], device=device)
-        logits.index_add_(0, torch.tensor([i for i, _ in s.logit_bias], device=device), bias)
-    if masks_stops(p.row, p.length):
-        stops = list(s.stop_token_ids)
-        kept = logits[stops]
-        logits[stops] = -torch.inf
-        if logits.amax() == -torch.inf:  # a mask that excludes every token is dropped
-            logits[stops] = kept
