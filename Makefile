@@ -111,7 +111,7 @@ docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
 
-bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 33 minutes (ARGS="--short": in five)
+bench-hostile: $(STAMP) $(MODEL) ## Measure what hostile clients cost, in 37 minutes (ARGS="--short": in six)
 	@$(BIN)/python -m tests.bench.hostile $(ARGS)
 
 bench-door-hostile: $(STAMP) ## Measure what attacks on the OpenAI API cost, in two minutes (ARGS="--short": in 15 s)

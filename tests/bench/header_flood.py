@@ -8,8 +8,9 @@ KIND is one of
     literals      calls of 15 KB of headers, none of them in the table
     continuation  one call whose headers never end: CONTINUATION frames without END_HEADERS
     streams       calls with few headers and no end, as many as go
+    confirmed     literals, by a peer that confirms the server's settings, which gRPC then enforces
 
-It never confirms the server's settings, and sends no credentials. It prints the megabytes that it sent and
+The others never confirm the settings, and nobody sends credentials. It prints the megabytes that it sent and
 the connections that the server ended, as JSON.
 """
 
@@ -23,9 +24,10 @@ import struct
 import time
 from collections.abc import Iterator
 
-KINDS = ("references", "literals", "continuation", "streams")
+KINDS = ("references", "literals", "continuation", "streams", "confirmed")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _HEADERS, _CONTINUATION = 1, 9
+_CONFIRMATION = b"\x00\x00\x00\x04\x01\x00\x00\x00\x00"
 _END_HEADERS = 4
 _POST_AND_HTTP = b"\x83\x86"  # of HPACK's static table
 _NEWEST = b"\xbe"  # the entry that was added last
@@ -69,7 +71,7 @@ def frames(kind: str) -> Iterator[bytes]:
         yield _frame(_HEADERS, _END_HEADERS, 1, _CALL + entry + _NEWEST * 4000)
         for stream in range(3, 1 << 31, 2):
             yield _frame(_HEADERS, _END_HEADERS, stream, _CALL + _NEWEST * 4000)
-    elif kind == "literals":
+    elif kind in ("literals", "confirmed"):
         fields = b"".join(_literal(b"x%d" % i, b"v" * 480, 0) for i in range(30))
         for stream in range(1, 1 << 31, 2):
             yield _frame(_HEADERS, _END_HEADERS, stream, _CALL + fields)
@@ -88,13 +90,16 @@ class _Peer:
         self.socket = socket.create_connection(address, 10)
         self.socket.setblocking(False)
         self._frames, self._left = frames(kind), b""
+        self._hears = kind != "confirmed"
         self.sent = 0
 
     def send(self) -> None:
         """Send what the server takes now. Raises OSError when it has ended the connection."""
+        if self.sent and not self._hears:
+            return
         try:
             while True:
-                self._left = self._left or b"".join(next(self._frames) for _ in range(8))
+                self._left = self._left or b"".join(next(self._frames) for _ in range(8 if self.sent else 1))
                 count = self.socket.send(self._left)
                 self.sent, self._left = self.sent + count, self._left[count:]
         except BlockingIOError:
@@ -104,6 +109,8 @@ class _Peer:
         """Read and drop. Raises OSError when the server has ended the connection."""
         if not self.socket.recv(1 << 16):
             raise ConnectionResetError
+        if not self._hears:  # these were the server's settings
+            self._hears, self._left = True, self._left + _CONFIRMATION
 
 
 def flood(

@@ -1,7 +1,7 @@
 """What hostile clients cost the others: every figure beside its bound.
 
-    python -m tests.bench.hostile                      # all scenarios, at most 33 minutes
-    python -m tests.bench.hostile --short              # at most 5 minutes
+    python -m tests.bench.hostile                      # all scenarios, at most 37 minutes
+    python -m tests.bench.hostile --short              # at most 6 minutes
     python -m tests.bench.hostile text auth            # some of them
     python -m tests.bench.hostile overload --seconds 60 --json out.json
 
@@ -11,6 +11,7 @@
     fairness        ten polite callers beside one that floods with 10,000 requests
     auth            a gigabyte of calls without a valid token, to every method of both services
     headers         floods of headers by strangers, at every port
+    honest          honest callers with long metadata and thousands of calls, straight and through proxies
 
 Each scenario is a benchmark of its own (`tests.bench.hostile_text`, `overload`, ...), which has
 more options and prints more. The exit status is 1 if a figure is beyond its bound. Other load on the
@@ -94,6 +95,13 @@ def headers_lines(scenario: str, found: Any) -> Iterator[Line]:
         yield Line(scenario, name + "canary's gap, ms", one["gap_ms"], most=hostile_headers.MAX_GAP_MS)
 
 
+def honest_lines(scenario: str, found: Any) -> Iterator[Line]:
+    """Of `honest_headers`'s JSON."""
+    for one in found:
+        name = f"{one['way']}, {one['calls']} calls, {one['metadata_bytes']} bytes: ends without a reason"
+        yield Line(scenario, name, float(one["otherwise"]), most=0.0)
+
+
 SCENARIOS = {
     "text": Scenario("hostile_text", (), ("--runs", "1", "--attacks", "4"), 420, 60, text_lines),
     "overload": Scenario("overload", ("--seconds", "20"), ("--short",), 480, 30, overload_lines),
@@ -112,13 +120,14 @@ SCENARIOS = {
         "hostile_headers",
         ("--settle", "10"),
         ("--connections", "4", "--seconds", "2", "--settle", "2"),
-        480,
-        75,
+        600,
+        100,
         headers_lines,
     ),
+    "honest": Scenario("honest_headers", (), ("--calls", "500"), 120, 30, honest_lines),
     "auth": Scenario("hostile_auth", (), ("--gigabytes", "0.1", "--connections", "50"), 120, 25, auth_lines),
 }
-"""Their limits add up to 33 minutes, and to five."""
+"""Their limits add up to 37 minutes, and to six."""
 
 
 def run(name: str, arguments: argparse.Namespace) -> list[Line]:
