@@ -35,7 +35,8 @@ RISE_BYTES = 32 << 20
 CALM_BYTES_PER_S = 8 << 20
 """The calm level follows the resident memory at this speed upwards, and at once downwards."""
 SENT_BYTES = 24 << 10
-"""A stranger that has sent more than this since the last look sends: the largest headers are 16 KiB."""
+"""A stranger sends that has sent more than this since the last look, or of which more is unread: the largest
+headers are 16 KiB. Of 200 that send, each is read so slowly that its share between two looks is less."""
 SUSPECT_S = 0.02
 """For which a stranger must have sent before it is reset, counted from a turn of the event loop after it
 began: its first calls may be waiting for their handlers."""
@@ -199,7 +200,7 @@ class Connections:
             if one.peer in self._accused:
                 resets.append(one)
             elif one.peer not in self._admitted or one.port in self._small:
-                sends = one.received - before.get(one.peer, 0) > SENT_BYTES
+                sends = max(one.unread, one.received - before.get(one.peer, 0)) > SENT_BYTES
                 since = self._suspects.get(one.peer, now)
                 useless = scarce and one.peer not in self._admitted
                 if useless or (sends and alarm) or since <= self._beat_at <= now - SUSPECT_S:

@@ -2,9 +2,9 @@
 
 gRPC accepts, reads and closes these sockets. Nothing here reads or writes them.
 
-All system calls but `give_back_memory` keep the interpreter's lock, for which `ctypes.PyDLL` is. While an
-event loop decodes a flood's headers, who gives the lock back waits up to 10 ms for it: `os.listdir` would do
-so for each entry, and one look at the connections took 0.4 s. None of these calls waits for anything else.
+All but `descriptors` and `give_back_memory` keep the interpreter's lock, for which `ctypes.PyDLL` is. While
+an event loop decodes a flood's headers, who gives the lock back waits up to 10 ms for it: `os.listdir` would
+do so for each entry, and one look at the connections took 0.4 s. None of these calls waits for anything else.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import os
 import socket
 import struct
 import sys
+import termios
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_STATUS, _STATM, _MEMINFO = "/proc/self/status", "/proc/self/statm", "/proc/meminfo"
+_DESCRIPTORS, _STATUS = "/proc/self/fd", "/proc/self/status"
+_STATM, _MEMINFO = "/proc/self/statm", "/proc/meminfo"
 _CGROUP_CURRENT, _CGROUP_MAX = "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.max"
 _BYTES_RECEIVED = struct.Struct("128xQ")  # tcpi_bytes_received in struct tcp_info, since Linux 4.1
 _UNSPECIFIED = struct.pack("@H26x", socket.AF_UNSPEC)  # struct sockaddr, as long as one of IPv6
 _MAPPED = "::ffff:"  # an IPv4 address as IPv6
 _FILE_BYTES = 16 << 10
 
-AVAILABLE = Path(_STATUS).is_file() and Path(_STATM).is_file()
+AVAILABLE = all(Path(one).is_file() for one in (_STATUS, _STATM)) and "FDSize:" in Path(_STATUS).read_text()
 """Whether this system shows a process its descriptors and its memory."""
 
 _libc = ctypes.PyDLL(None)
@@ -43,6 +45,7 @@ class Connection:
     port: int  # of ours
     peer: str
     received: int  # bytes, whether gRPC has read them or not
+    unread: int = 0  # of them
 
 
 class _Socket:
@@ -78,6 +81,12 @@ class _Socket:
             return None
         return int(_BYTES_RECEIVED.unpack_from(self._info)[0])
 
+    def unread(self, descriptor: int) -> int:
+        """Bytes that were received and not read yet."""
+        self._size.value = 0
+        _libc.ioctl(descriptor, termios.FIONREAD, ctypes.byref(self._size))
+        return self._size.value
+
     def _ask(self, call: Any, descriptor: int) -> bool:
         self._size.value = len(self._address)
         answered = call(descriptor, self._address, ctypes.byref(self._size)) == 0
@@ -92,16 +101,18 @@ class _Socket:
 
 def descriptors() -> int:
     """How many descriptors this process has open: sockets, files and others."""
-    return sum(_libc.fcntl(one, fcntl.F_GETFD) >= 0 for one in range(_slots()))
+    count = os.stat(_DESCRIPTORS).st_size  # since Linux 6.2
+    return count or sum(_libc.fcntl(one, fcntl.F_GETFD) >= 0 for one in range(_slots()))
 
 
 def connections(ports: Collection[int]) -> list[Connection]:
     """The connections to these ports now."""
     found, view = [], _Socket()
     for one in range(_slots()):
-        port = view.port(one)
-        if port in ports and (peer := view.peer(one)) and (received := view.received(one)) is not None:
-            found.append(Connection(one, port, peer, received))
+        if (port := view.port(one)) is None or port not in ports or (peer := view.peer(one)) is None:
+            continue
+        if (received := view.received(one)) is not None:
+            found.append(Connection(one, port, peer, received, view.unread(one)))
     return found
 
 

@@ -33,6 +33,7 @@ class Source:
     def __init__(self) -> None:
         self.resident = 100 * MIB
         self.received: dict[str, int] = {}  # by peer
+        self.unread: dict[str, int] = {}
         self.scarce = False
         self.reset_peers: list[str] = []
         self.given_back = 0
@@ -46,7 +47,10 @@ class Source:
 
     def connections(self, ports: Collection[int]) -> list[Connection]:
         assert PORT in ports
-        return [Connection(9, PORT, peer, count) for peer, count in self.received.items()]
+        return [
+            Connection(9, PORT, peer, count, self.unread.get(peer, 0))
+            for peer, count in self.received.items()
+        ]
 
     def descriptors(self) -> int:
         return 20 + len(self.received)
@@ -102,6 +106,17 @@ async def test_strangers_that_send_while_memory_rises_are_reset_and_others_stay(
         watched.source.resident += 2 * RISE_BYTES
         watched.send("stranger")
         watched.send("admitted")
+        watched.look()
+    assert watched.source.reset_peers == ["stranger"]
+
+
+async def test_a_stranger_with_much_unread_sends_though_nothing_more_comes(watched: Watched) -> None:
+    watched.source.received = {"stranger": 1 << 20, "admitted": 1 << 20, "idle": 0}
+    watched.source.unread = {"stranger": 1 << 19, "admitted": 1 << 19}
+    watched.connections.admit("admitted")
+    watched.look(CENSUS_S)
+    for _ in range(4):
+        watched.source.resident += 2 * RISE_BYTES
         watched.look()
     assert watched.source.reset_peers == ["stranger"]
 
@@ -240,7 +255,8 @@ def test_a_processs_connections_are_seen_with_what_they_received_and_can_be_rese
                 assert accepted.recv(1, socket.MSG_PEEK) == b"x"
                 [one] = sockets.connections([port])
                 host, number = client.getsockname()
-                assert (one.port, one.peer, one.received) == (port, f"ipv4:{host}:{number}", 1000)
+                assert (one.port, one.peer) == (port, f"ipv4:{host}:{number}")
+                assert (one.received, one.unread) == (1000, 1000)
                 with socket.create_server(("127.0.0.1", 0)) as other:
                     assert sockets.connections([other.getsockname()[1]]) == []
                 assert sockets.reset(one)
