@@ -137,6 +137,7 @@ export function scoreReply({ requestId, scores, usage }, request) {
     if (tokenIds.length !== logprobs.length) {
       throw incomplete(`score ${i} has ${logprobs.length} logprobs of ${tokenIds.length} tokens`);
     }
+    checkNumbers(`score ${i}`, [logprob, perplexity]);
     return { tokenIds, logprobs: logprobs.map(tokenLogprobs), logprob, perplexity };
   });
   return { requestId, texts, usage };
@@ -152,6 +153,7 @@ export function embedReply({ requestId, embeddings, usage }, request) {
   const size = request.dimensions || embeddings[0].values.length;
   for (const { values } of embeddings) {
     if (values.length !== size || size === 0) throw incomplete(`the reply has a vector of ${values.length} values`);
+    checkNumbers('a vector', values);
   }
   return {
     requestId,
@@ -173,7 +175,16 @@ export function rerankReply({ requestId, results, usage }, request) {
   if (new Set(indexes).size !== indexes.length || indexes.some((/** @type {number} */ index) => index >= count)) {
     throw incomplete(`the reply ranks the documents ${indexes.slice(0, 8)} of ${count}`);
   }
+  checkNumbers("a document's score", results.map((/** @type {any} */ one) => one.score));
   return { requestId, results, usage };
+}
+
+/**
+ * @param {string} what
+ * @param {number[]} found
+ */
+function checkNumbers(what, found) {
+  if (found.some(Number.isNaN)) throw incomplete(`${what} is not a number`);
 }
 
 /**

@@ -6,6 +6,7 @@ import { test } from 'node:test';
 import grpc from '@grpc/grpc-js';
 
 import { SchedulerService } from '../src/contract.js';
+import { embedReply, rerankReply, scoreReply } from '../src/evaluations.js';
 import { Client, PacelineError } from '../src/index.js';
 
 const { Generate: generate, GenerateUnary: generateUnary } = SchedulerService.service;
@@ -109,4 +110,12 @@ test('a collected answer that is whole does not', async () => {
   await answering([{ completions: [end(0), end(1)] }], async (client) => {
     assert.equal((await client.completions({ prompt: 'x', n: 2 })).length, 2);
   });
+});
+
+test('a reply with what is not a number throws', () => {
+  const score = { tokenIds: [], logprobs: [], logprob: 0, perplexity: NaN };
+  assert.throws(() => scoreReply({ scores: [score] }, { inputs: [{}] }), /score 0 is not a number/);
+  assert.throws(() => embedReply({ embeddings: [{ values: [1, NaN] }] }, { inputs: [{}] }), /a vector is not a number/);
+  const results = [{ index: 0, score: NaN }];
+  assert.throws(() => rerankReply({ results }, { documents: ['x'] }), /a document's score is not a number/);
 });

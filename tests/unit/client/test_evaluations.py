@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import nan
 from typing import Any
 
 import grpc
@@ -232,6 +233,22 @@ HALF: list[tuple[str, Any, Callable[[Any], Any]]] = [
         lambda client: client.rerank("q", ["x", "y"]),
     ),
 ]
+NO_NUMBERS: list[tuple[str, Any, Callable[[Any], Any]]] = [
+    ("Score", pb.ScoreResponse(scores=[pb.Score(logprob=nan)]), CALLS["score"]),
+    ("Score", pb.ScoreResponse(scores=[pb.Score(perplexity=nan)]), CALLS["score"]),
+    ("Embed", pb.EmbedResponse(embeddings=[pb.Embedding(values=[1.0, nan, 2.0])]), CALLS["embed"]),
+    ("Rerank", pb.RerankResponse(results=[pb.RankedDocument(score=nan)]), CALLS["rerank"]),
+]
+
+
+@both
+@pytest.mark.parametrize(("method", "answer", "call"), NO_NUMBERS)
+async def test_a_reply_with_what_is_not_a_number_raises(
+    run: Run, method: str, answer: Any, call: Callable[[Any], Any]
+) -> None:
+    async with answering(method, answer) as address:
+        with pytest.raises(errors.InternalError, match="is not a number"):
+            await run(address, call)
 
 
 @both
