@@ -37,7 +37,9 @@ def make_tokens(spec: FleetSpec) -> None:
     stacks += [draw_token() for _ in range(spec.slots - len(stacks))]
     _write(files.stacks, "".join(f"{token}\n" for token in stacks))
     lines = [
-        entry(f"fleet-{name}", (directory / f"{name}-token").read_text().strip(), admin=name == ADMIN)
+        entry(
+            f"fleet-{name}", read_bounded(directory / f"{name}-token").decode().strip(), admin=name == ADMIN
+        )
         for name in (CLIENT, ADMIN)
     ]
     lines += [entry(f"stack-{slot}", token, directory=True) for slot, token in enumerate(stacks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -70,3 +71,13 @@ def test_tokens_are_made_once_and_each_stack_alone_may_write_the_directory(tmp_p
     files.clients.write_text(files.clients.read_text().replace("directory: true", "admin: true"))
     with pytest.raises(ValueError, match=r"line 1: .* has no entry with `directory: true`"):
         check_tokens(named)
+
+
+def test_a_pipe_in_the_place_of_a_made_token_hangs_no_start(tmp_path: Path) -> None:
+    model = {"name": "small", "backend": "oracle"}
+    given = FleetSpec.model_validate({"fleet": "chat", "home": tmp_path, "models": [model]})
+    make_tokens(given)
+    (given.directory / "client-token").unlink()
+    os.mkfifo(given.directory / "client-token")
+    with pytest.raises(OSError, match="is not a regular file"):
+        make_tokens(given)
