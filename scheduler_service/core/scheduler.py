@@ -139,8 +139,9 @@ class StepScheduler:
     def requests_sent(self) -> set[str]:
         """Ids of the requests that the step that was planned last computes; none if it is answered."""
         steps = list(self._target.in_flight)[-1:]
-        items = (item for step in steps for item in (*step.rows, *step.openings))
-        return {item.sequence.live.request.id for item in items}
+        sequences = [row.sequence for step in steps for row in step.rows]
+        sequences += [opening.sequence for step in steps for opening in step.openings]
+        return {one.live.request.id for one in sequences}
 
     def slow(self, now: float, most: int, identity: str | None = None) -> tuple[list[WaitReport], int]:
         """The requests that have waited longer than expected, oldest first; how many are beyond `most`.

@@ -87,6 +87,15 @@ async def test_a_failure_is_the_spans_and_an_early_end_is_none(
     assert "error.type" not in attributes
 
 
+async def test_a_call_whose_time_is_over_before_it_begins_has_a_span_too(
+    served: Served, provider: TracerProvider
+) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        served.client.generate("words", timeout_s=0)
+    _, attributes = only_one()
+    assert attributes["error.type"] == "DeadlineExceeded"
+
+
 async def test_the_blocking_client_has_the_same_spans(served: Served, provider: TracerProvider) -> None:
     def use() -> None:
         with paceline.Client(served.client.addresses) as client:

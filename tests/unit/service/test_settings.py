@@ -255,3 +255,10 @@ def test_without_credentials_only_a_loopback_service_has_administrators() -> Non
     assert executor().credentials._open_admin
     assert not executor("--host", "0.0.0.0", "--insecure").credentials._open_admin
     assert os.environ.get("PACELINE_EXECUTOR_HOST") is None
+
+
+def test_spans_need_their_packages(complaint: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scheduler("--otel").otel
+    monkeypatch.setattr("service_kit.settings.find_spec", lambda _: None)
+    for parse in (scheduler, executor):
+        assert "--otel: OpenTelemetry is not installed" in complaint(parse, "--otel")

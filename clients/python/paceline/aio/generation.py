@@ -42,7 +42,11 @@ class Generation(Generic[Parsed]):
         )
         self._call: Replies[pb.GenerateResponse] | None = None
         self._closed = Flag()
-        self._begin_attempt()
+        try:
+            self._begin_attempt()
+        except errors.PacelineError as error:
+            self._span.end(error)
+            raise
 
     async def __aenter__(self) -> Self:
         return self
