@@ -55,7 +55,7 @@ test-openai-frameworks: $(STAMP) ## LangChain, litellm, LlamaIndex and Node's AI
 	npm install --prefix build/frameworks/node --no-save --no-audit --no-fund ai@6 @ai-sdk/openai-compatible@2 zod@4
 	$(BIN)/python -m tests.gateway.frameworks build/frameworks/bin/python build/frameworks/node/node_modules
 
-test-page: $(STAMP) ## The chat page in a browser: needs chromium and chromedriver (apt install chromium-driver)
+test-page: $(STAMP) ## The chat page and the timeline in a browser: needs chromium and chromedriver (apt install chromium-driver)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m browser $(ARGS)
 

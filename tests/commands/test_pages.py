@@ -43,7 +43,12 @@ COMMANDS = sorted(
     {tuple(words) for page in READ for words in page.block_commands() if words[0] not in ELSEWHERE}
 )
 SERVICES = [words for words in COMMANDS if words[:2] == ("paceline", "serve") or "executor_service" in words]
-ENDLESS = [("paceline", "steps"), ("paceline", "timeline")]
+ENDLESS = [
+    ("paceline", "steps"),
+    ("paceline", "timeline"),
+    ("paceline", "timeline", "--web"),
+    ("paceline", "timeline", "FILE", "--web"),
+]
 DRILL = ("python", "examples/drill.py")
 WATCHES = [words for words in COMMANDS if "--watch" in words or words in ENDLESS or words[:2] == DRILL]
 CALLS = [words for words in COMMANDS if words not in (*SERVICES, *WATCHES)]

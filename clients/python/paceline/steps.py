@@ -69,13 +69,20 @@ class Step:
         return self.decode_rows + self.verify_rows + self.accepted_tokens
 
 
-def steps_of(log: pb.StepLog) -> Iterator[Step]:
-    """The steps of a message. Raises InternalError if its columns do not fit together."""
-    count = len(log.started_us)
+def check_columns(log: pb.StepLog) -> None:
+    """Raises InternalError if a message's columns do not fit together."""
     columns = [getattr(log, name) for name in (*_FIGURES, "reasons", "event_counts")]
     events = log.event_kinds, log.event_requests, log.event_indexes, log.event_values
-    if {len(column) for column in columns} - {count} or {len(one) for one in events} != {sum(columns[-1])}:
+    counts = {len(column) for column in columns} - {len(log.started_us)}
+    if counts or {len(one) for one in events} != {sum(columns[-1])}:
         raise InternalError("the columns of a step log have different lengths")
+
+
+def steps_of(log: pb.StepLog) -> Iterator[Step]:
+    """The steps of a message. Raises InternalError if its columns do not fit together."""
+    check_columns(log)
+    columns = [getattr(log, name) for name in (*_FIGURES, "reasons", "event_counts")]
+    events = log.event_kinds, log.event_requests, log.event_indexes, log.event_values
     names = {one.number: (one.request_id, one.identity) for one in log.names}
     happened = (
         RequestEvent(lower_name(pb.StepEventKind, "STEP_EVENT_KIND_", kind), number, index, value, *whose)
@@ -94,9 +101,18 @@ def steps_of(log: pb.StepLog) -> Iterator[Step]:
 
 def read_steps(content: bytes) -> Iterator[Step]:
     """The steps of a file that `paceline steps` has written. Raises ValueError if it is none."""
+    try:
+        for log in read_logs(content):
+            yield from steps_of(log)
+    except InternalError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_logs(content: bytes) -> Iterator[pb.StepLog]:
+    """The messages of such a file. Raises ValueError if it is none."""
     file = BytesIO(content)
     try:
         while (log := parse_length_prefixed(pb.StepLog, file)) is not None:
-            yield from steps_of(log)
-    except (DecodeError, EOFError, OverflowError, InternalError) as error:
+            yield log
+    except (DecodeError, EOFError, OverflowError) as error:
         raise ValueError(str(error)) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +13,21 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from paceline import errors
 from paceline.bounded_files import read_bounded
 from paceline.channel import Security
 from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, fail, one_line_errors, security
 from paceline.cli.steps import watch
 from paceline.cli.timeline_view import Timeline
-from paceline.steps import read_steps, steps_of
+from paceline.cli.timeline_web import StepStore, Why, page_of
+from paceline.client import Client
+from paceline.steps import read_logs, read_steps, steps_of
 
 _MAX_FILE_BYTES = 512 << 20
 """The log of a scheduler has 64 MiB; one that was watched for long is larger."""
-_SHOW_S = 30.0
+_SHOW_S, _SERVE_S = 30.0, 600.0
+"""What is shown at the beginning, in a terminal and on a page."""
+_ASK_S = 10.0
 _LIVE_ROWS, _FILE_ROWS = 8, 1000
 """Rows of streams at least on a terminal, and at most elsewhere."""
 
@@ -40,6 +47,9 @@ def timeline(
         float | None,
         typer.Option(help="Seconds that are shown (default: 30, of a file all).", min=0.1, max=3600),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Show them in a browser: serves a page on loopback.")
+    ] = False,
 ) -> None:
     """Show streams as rows over the last seconds: which run, which wait, and for what.
 
@@ -47,12 +57,15 @@ def timeline(
     an administrator asks.
     """
     if Path(source).is_file():
-        _show_file(Path(source), last)
+        _serve_file(Path(source), seconds) if web else _show_file(Path(source), last)
         return
     try:
         check_address(source)
     except typer.BadParameter as error:
         fail(f"{error}, or a file", 2)
+    if web:
+        _serve_live(security(context), source, seconds, last or _SERVE_S)
+        return
     if not seconds and not console.is_terminal:
         fail("--seconds is needed where the output is no terminal", 2)
     view = Timeline(last or _SHOW_S)
@@ -64,15 +77,64 @@ def timeline(
             console.print(view.picture(console.width, _FILE_ROWS, ascii_only=console.options.ascii_only))
 
 
-def _show_file(path: Path, last: float | None) -> None:
-    view = Timeline(last)
+@contextmanager
+def _reading(path: Path) -> Iterator[bytes]:
+    """A context manager: gives the file's content. Errors of it end the command."""
     try:
-        for step in read_steps(read_bounded(path, _MAX_FILE_BYTES)):
-            view.add(step)
+        yield read_bounded(path, _MAX_FILE_BYTES)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
-    except ValueError as error:
+    except (ValueError, errors.InternalError) as error:
         fail(f"{path} is no file of `paceline steps`: {error}")
+
+
+def _serve_file(path: Path, seconds: float) -> None:
+    store = StepStore()
+    with _reading(path) as content:
+        for log in read_logs(content):
+            store.add(log)
+    _serve(str(path), store, None, seconds)
+
+
+def _serve_live(security: Security, address: str, seconds: float, last: float) -> None:
+    store = StepStore()
+
+    def follow() -> None:
+        try:
+            for log in watch(security, address, 0, last):
+                store.add(log)
+        except errors.PacelineError as error:
+            store.fail(f"{address}: {error}")
+
+    with (
+        one_line_errors(address),
+        Client(address, security=security, failover_timeout_s=0, directory="off") as client,
+    ):
+        client.status(timeout_s=_ASK_S)  # before the page says that it is there
+
+        def why(request_id: str, identity: str) -> str:
+            try:
+                found = client.why(request_id, identity=identity, timeout_s=_ASK_S)
+            except errors.PacelineError as error:
+                return str(error)
+            return " ".join(one.explanation for one in found.requests) or "It knows this request no more."
+
+        threading.Thread(target=follow, name="steps", daemon=True).start()
+        _serve(address, store, why, seconds)
+
+
+def _serve(source: str, store: StepStore, why: Why | None, seconds: float) -> None:
+    """Serve the page for some seconds; 0: until Ctrl-C."""
+    with page_of(source, store, why) as url:
+        typer.echo(f"The page is at {url} for this user. Ctrl-C stops.")
+        threading.Event().wait(seconds or None)
+
+
+def _show_file(path: Path, last: float | None) -> None:
+    view = Timeline(last)
+    with _reading(path) as content:
+        for step in read_steps(content):
+            view.add(step)
     console.print(view.picture(console.width, _FILE_ROWS, ascii_only=console.options.ascii_only))
 
 
