@@ -10,24 +10,21 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import DTYPES, TorchConfig
+from executor_service.backends.torch_backend.examine import examined
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import (
     WRAPPERS,
     modules_beside,
     text_names,
 )
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
-from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.checkpoints.formats import FORMATS as QUANTIZED
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
-from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec, lacking_on_cuda
-from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from tests.model.quantized import test_mxfp4 as mxfp4
 from tests.model.quantized.test_fp8 import CONFIG as FP8
 from tests.model.quantized.test_fp8 import whole
@@ -73,18 +70,13 @@ def _wrapped_row(kind: str, path: Path) -> str:
 
 def _row(family: str, path: Path) -> str:
     _SAVES[family](path / "plain")
-    checkpoint = open_checkpoint(path / "plain")
-    checkpoint.close()
+    found = examined(path / "plain")["dtypes"]
+    loading = {dtype for dtype in DTYPES if _loads(path / "plain", dtype)}
+    assert loading == set(found["cpu"])
     gguf = FAMILIES[family].gguf
-    dtypes = [_devices(path / "plain", checkpoint.spec, dtype) for dtype in DTYPES]
+    dtypes = [", ".join(name for name in ("CPU", "CUDA") if dtype in found[name.lower()]) for dtype in DTYPES]
     return _line(
         [f"`{family}`", f"`{gguf}`" if gguf else "", *dtypes, _quantized(family, path / "quantized")]
-    )
-
-
-def _devices(path: Path, spec: ModelSpec, dtype: str) -> str:
-    return ", ".join(
-        name for name, accepted in (("CPU", _loads(path, dtype)), ("CUDA", _on_cuda(spec, dtype))) if accepted
     )
 
 
@@ -97,16 +89,6 @@ def _loads(path: Path, dtype: str) -> bool:
     finally:
         backend.close()
     return True
-
-
-def _on_cuda(spec: ModelSpec, dtype: str) -> bool:
-    """Whether the model is not refused there; `CudaKernels` are `PlainKernels` with other attention."""
-    kernels = PlainKernels(torch.device("cpu"), DTYPES[dtype], FORMATS.get(dtype))
-    try:
-        check_spec(spec, kernels, dtype)
-    except ModelError:
-        return False
-    return not lacking_on_cuda(spec)
 
 
 def _quantized(family: str, path: Path) -> str:

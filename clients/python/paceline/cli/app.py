@@ -23,6 +23,7 @@ from paceline.cli import (
     fleet,
     gateway,
     generate,
+    models_check,
     models_list,
     ps,
     pull,
@@ -77,6 +78,7 @@ app.command(rich_help_panel="Serve")(pull.pull)
 app.command(hidden=True)(pull.model)
 app.command("list", rich_help_panel="Serve")(models_list.list_models)
 app.command("rm", rich_help_panel="Serve")(models_list.remove)
+app.add_typer(models_check.models, name="models", rich_help_panel="Serve")
 app.command(rich_help_panel="Serve")(ps.ps)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")

@@ -1,0 +1,102 @@
+"""`paceline models check`: whether a model can be served here, without loading it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import console, fail
+from paceline.cli.models.local import find_local
+from paceline.cli.services import command
+
+models = typer.Typer(no_args_is_help=True, help="Models on this machine.")
+
+
+@models.callback()
+def _models() -> None:
+    """A group, also with one command."""
+
+
+@models.command()
+def check(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a name of `list`.")
+    ],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Say whether a model can be served, or what is missing: weights, tokenizer, chat template, memory.
+
+    Only configurations and headers are read. Ends with status 1 if the model can't be loaded.
+    """
+    local = None if Path(model).exists() else find_local(model)
+    path = str(local.path) if local is not None else model
+    found = _run("executor_service.backends.torch_backend.examine", [path], "")
+    files = found.pop("tokenizer")
+    found["chats"] = _run("scheduler_service.text.worker.examine", [], json.dumps(files)) if files else None
+    if as_json:
+        console.print_json(json.dumps(found))
+    else:
+        for name, text in _lines(found):
+            console.print(f"{name:14} {text}", highlight=False, markup=False, soft_wrap=True)
+    if found["problem"]:
+        raise typer.Exit(1)
+
+
+def _run(module: str, arguments: list[str], sent: str) -> dict[str, Any]:
+    """The JSON object that a module of a service prints."""
+    done = subprocess.run(
+        command(module, *arguments), input=sent, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        fail(f"{module} ended with status {done.returncode}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was found, as names and texts."""
+    lines = [("weights", f"no: {found['problem']}" if found["problem"] else _weights(found))]
+    chats = found["chats"]
+    problem = found["tokenizer_problem"] or (chats or {}).get("problem", "")
+    lines.append(("tokenizer", f"no, so that texts can't be sent: {problem}" if problem else "yes"))
+    if chats is not None and not problem:
+        lines.append(("chats", _chats(chats)))
+    if found["problem"]:
+        return lines
+    memory = [f"{_gigabytes(size)} in {dtype}" for dtype, size in found["weight_bytes"].items()]
+    context, token = found["context_length"], found["kv_bytes_per_token"]
+    pages = (
+        f"{token / 1e3:.1f} KB a token, {_gigabytes(token * context)} for {context:,} tokens, half in 16 bits"
+    )
+    lines += [("memory", f"weights about {', '.join(memory)}"), ("", f"pages {pages}")]
+    for device, title in (("cpu", "CPU"), ("cuda", "CUDA")):
+        dtypes, lacking = found["dtypes"][device], found["lacking_on_cuda"] if device == "cuda" else ""
+        lines.append((title, f"no: {lacking}" if lacking else f"yes: {', '.join(dtypes)}"))
+    return lines
+
+
+def _weights(found: dict[str, Any]) -> str:
+    quantized = f", {found['quantization']}" if found["quantization"] else ""
+    size = f"{found['layers']} layers, {found['parameters'] / 1e9:.2f}e9 parameters"
+    stored = _gigabytes(found["stored_bytes"])
+    return f"yes: {found['architecture']}, {size}{quantized}, {stored} on the disk"
+
+
+def _chats(chats: dict[str, Any]) -> str:
+    if problem := chats["template_problem"]:
+        return f"no: the chat template can't be used: {problem}"
+    if not chats["chat"]:
+        return "no: there is no chat template"
+    unknown = "no: how the model writes calls is unknown" if chats["takes_tools"] else "no"
+    return (
+        f"yes; tools: {chats['tool_format'] or unknown}; reasoning: {'yes' if chats['reasoning'] else 'no'}"
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
