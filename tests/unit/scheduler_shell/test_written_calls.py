@@ -152,8 +152,8 @@ class Family:
         tokenizer.bos_token = style.bos or None
         sent = [sent_call(tool, arguments, "call12345") for tool, arguments in calls]
         user = {"role": "user", "content": "x"}
-        turns = [user, {"role": "assistant", "content": content, "tool_calls": sent}]
-        offered = [tool.for_template() for tool in TOOLS]
+        turns: list[Any] = [user, {"role": "assistant", "content": content, "tool_calls": sent}]
+        offered: list[Any] = [tool.for_template() for tool in TOOLS]
         before: Any = tokenizer.apply_chat_template(
             turns[:1], tools=offered, tokenize=False, add_generation_prompt=True
         )
