@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from typing import Any
 from paceline.channel import is_loopback
 
 LOOPBACK = "127.0.0.1"
-_START_S = 120.0
+_START_S = 240.0
+_LOOK_S = 1.0
+_TRIES = 3
+"""Starts of a node, of which Ray gives up each after 30 s."""
 _HEAD_LOST_S = 3600
 """Time that nodes, and the stacks on them, outlive the head."""
 
@@ -41,6 +45,7 @@ def set_up_environment(token_file: Path) -> None:
         "RAY_SERVE_DEFAULT_HTTP_HOST": LOOPBACK,
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_LOST_S),
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_prestart_worker_first_driver": "0",  # a process for each CPU, which a fleet does not use
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     os.environ.pop("RAY_AUTH_TOKEN", None)  # the file counts
@@ -118,34 +123,59 @@ def make_token(path: Path) -> None:
 
 
 def start_node(
-    directory: Path, *, head: str = "", cpus: int = 0, gpus: int | None = None, **more: Any
+    directory: Path,
+    *,
+    head: str = "",
+    port: int = 0,
+    storage: Path | None = None,
+    cpus: int = 0,
+    gpus: int | None = None,
 ) -> Any:
     """Start the processes of a node on loopback, of the cluster at `head`, else of a new one.
+
+    `port` and `storage` are of a new one: where it listens (0: any), and the directory of its state, with
+    which a later head at the same port goes on (embedded RocksDB: no second service to run and to guard).
 
     It is made without the `ray` command, which listens on the machine's own address where it is told
     loopback, and without the autoscaler's and the log's monitors, which listen on all.
     It ends with this process.
     """
+    from ray._private import utils
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    parameters = RayParams(
-        node_ip_address=LOOPBACK,
-        dashboard_host=LOOPBACK,
-        include_dashboard=False,
-        include_log_monitor=False,
-        no_monitor=True,
-        min_worker_port=0,
-        max_worker_port=0,
-        node_manager_port=0,
-        object_store_memory=100 << 20,  # Ray's least; the fleet has no objects
-        temp_dir=str(directory),
-        num_cpus=cpus,
-        num_gpus=gpus,
-        **({"gcs_address": head} if head else {"gcs_server_port": 0}),
-        **more,
-    )
-    return Node(parameters, head=not head, shutdown_at_exit=True, spawn_reaper=True)
+    # A node ends itself if its agents take longer than 15 s to start, as on a busy machine. The small
+    # ones start sooner, and have no ports for HTTP and for metrics, which a fleet does not use.
+    utils.get_dashboard_dependency_error = lambda: ImportError("not used")
+    beginning: dict[str, Any] = {"gcs_address": head} if head else {"gcs_server_port": port}
+    if storage is not None:
+        beginning["_system_config"] = {"gcs_storage": "rocksdb", "gcs_storage_path": str(storage)}
+    for left in reversed(range(_TRIES)):
+        parameters = RayParams(
+            node_ip_address=LOOPBACK,
+            dashboard_host=LOOPBACK,
+            include_dashboard=False,
+            include_log_monitor=False,
+            no_monitor=True,
+            min_worker_port=0,
+            max_worker_port=0,
+            node_manager_port=0,
+            object_store_memory=100 << 20,  # Ray's least; the fleet has no objects
+            temp_dir=str(directory),
+            num_cpus=cpus,
+            num_gpus=gpus,
+            **beginning,
+        )
+        node: Any = Node.__new__(Node)
+        try:
+            node.__init__(parameters, head=not head, shutdown_at_exit=True, spawn_reaper=True)
+        except Exception:  # Ray's are of many kinds
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+            if not left:
+                raise
+        else:
+            break
+    return node
 
 
 def connect(address: str, token_file: Path) -> None:
@@ -163,6 +193,15 @@ def connect(address: str, token_file: Path) -> None:
         raise FleetDownError(f"no Ray answers at {address}: {str(error).splitlines()[0]}") from None
 
 
+def keeps_state() -> bool:
+    """Whether the connected cluster's head has its state elsewhere than in its memory."""
+    from ray._common.usage.usage_lib import get_extra_usage_tags_to_report
+    from ray._private.worker import global_worker
+
+    found: dict[str, str] = get_extra_usage_tags_to_report(global_worker.gcs_client)
+    return found.get("gcs_storage", "memory") != "memory"
+
+
 def main() -> None:
     """Run a node with all that this machine has until SIGTERM."""
     parser = argparse.ArgumentParser()
@@ -174,11 +213,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="plray-", ignore_cleanup_errors=True) as short:
         # The paths of Ray's sockets have to be short.
-        node = start_node(Path(short), cpus=given.cpus)
+        state = given.directory / "ray-state"
+        shutil.rmtree(state, ignore_errors=True)  # of a Ray whose stacks ended with it
+        node = start_node(Path(short), cpus=given.cpus, storage=state)
         try:
             own.wrote(node.gcs_address)
             while True:
-                signal.pause()
+                time.sleep(_LOOK_S)
+                if any(kind == "gcs_server" for kind, _ in node.dead_processes()):
+                    node.kill_gcs_server(check_alive=False)  # forgets it
+                    node.start_gcs_server()  # at the same port, with the same state
         finally:
             node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 

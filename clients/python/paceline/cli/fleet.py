@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 fleet = typer.Typer(no_args_is_help=True, help="Run stacks on many machines, with Ray.")
 _POLL_S = 0.5
+_FORGETS = (
+    "This Ray keeps its state in its head's memory alone: if the head is lost, streams go on, but nothing is"
+    " healed, and a head that is started again knows nothing of the fleet (docs/fleet.md says what keeps it)."
+)
 _SETTINGS = {
     "executor": "executor_service.config:ExecutorConfig",
     "scheduler": "scheduler_service.config:SchedulerSettings",
@@ -74,7 +78,10 @@ def up(
         tokens.make_tokens(wanted)
     _connect(wanted, start=True)
     from paceline_fleet import application
+    from paceline_fleet.cluster import keeps_state
 
+    if not keeps_state():
+        stderr.print(_FORGETS, markup=False, highlight=False, soft_wrap=True)
     application.apply(wanted)
     wanted.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     failed = _wait(wanted)
