@@ -23,6 +23,8 @@ from typing import Any
 
 from paceline.channel import is_loopback
 
+from paceline_fleet.doctor import RayReport
+
 LOOPBACK = "127.0.0.1"
 _START_S = 240.0
 _LOOK_S = 1.0
@@ -200,6 +202,21 @@ def keeps_state() -> bool:
 
     found: dict[str, str] = get_extra_usage_tags_to_report(global_worker.gcs_client)
     return found.get("gcs_storage", "memory") != "memory"
+
+
+def ray_report(token_file: Path) -> RayReport:
+    """What the connected cluster says of itself."""
+    import ray
+
+    have = ray.cluster_resources()
+    return RayReport(
+        nodes=sorted({str(one["NodeManagerAddress"]) for one in ray.nodes() if one["Alive"]}),
+        cpus=have.get("CPU", 0.0),
+        gpus=have.get("GPU", 0.0),
+        keeps_state=keeps_state(),
+        encrypts=os.environ.get("RAY_USE_TLS") == "1",
+        token_file=token_file,
+    )
 
 
 def main() -> None:

@@ -170,6 +170,22 @@ def down(spec: SpecFile) -> None:
     console.print(f"{wanted.fleet} is stopped", markup=False, highlight=False)
 
 
+@fleet.command()
+def doctor(spec: SpecFile) -> None:
+    """Say what is wrong with a fleet, and what to do. Exits with 1 if anything is."""
+    wanted = _spec(spec)
+    _connect(wanted)
+    from paceline_fleet.cluster import OwnCluster, ray_report
+    from paceline_fleet.doctor import problems
+
+    token_file = wanted.ray.token_file if wanted.ray else OwnCluster(wanted.directory).token_file
+    found = problems(wanted, ray_report(token_file), _listing(wanted))
+    for line in found or ["nothing is wrong"]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found:
+        raise typer.Exit(1)
+
+
 def _spec(path: Path) -> FleetSpec:
     """The checked spec. Exits with status 2 and a line for each mistake."""
     if find_spec("pydantic_settings") is None:
