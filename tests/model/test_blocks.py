@@ -16,7 +16,7 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import config
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.factory import _torch_config, torch_backend
+from executor_service.backends.torch_backend.factory import torch_backend, torch_config
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, plain
 from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
@@ -186,8 +186,8 @@ def test_it_is_the_default_for_gguf_files_on_cpu(
     path.write_bytes(written)
     (tmp_path / "directory").mkdir()
     for dtype, taken in (("auto", expected), ("float32", "float32"), ("int8", "int8")):
-        assert _torch_config(TorchSettings(model=path, device=device, dtype=dtype)).dtype == taken  # type: ignore[arg-type]
-    assert _torch_config(TorchSettings(model=tmp_path / "directory", device=device)).dtype == "float32"
+        assert torch_config(TorchSettings(model=path, device=device, dtype=dtype)).dtype == taken  # type: ignore[arg-type]
+    assert torch_config(TorchSettings(model=tmp_path / "directory", device=device)).dtype == "float32"
 
 
 def test_other_devices_do_not_have_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Bac
     if rank is None and settings.tensor_parallel == 1:
         from executor_service.backends.torch_backend.backend import TorchBackend
 
-        return TorchBackend(_torch_config(settings))
+        return TorchBackend(torch_config(settings))
     listener = None
     if rank is None:
         listener = listen()
@@ -48,7 +48,7 @@ def torch_backend(settings: TorchSettings, follower_flags: Sequence[str]) -> Bac
         followers = Followers([], [], _lost)  # the launcher started them
     from executor_service.backends.torch_backend.parallel.leader import LeaderBackend
 
-    return LeaderBackend(_torch_config(settings, rank), rank, settings.rank_timeout_s, followers, listener)
+    return LeaderBackend(torch_config(settings, rank), rank, settings.rank_timeout_s, followers, listener)
 
 
 def follower_rank(settings: TorchSettings) -> Rank | None:
@@ -73,7 +73,7 @@ def follow(settings: TorchSettings, rank: Rank, *, exit_with_stdin: bool) -> Non
     try:
         from executor_service.backends.torch_backend.parallel.follower import follow
 
-        follow(_torch_config(settings, rank), rank, settings.rank_timeout_s)
+        follow(torch_config(settings, rank), rank, settings.rank_timeout_s)
     except Exception as error:
         die(error)
 
@@ -93,7 +93,8 @@ def _launched(settings: TorchSettings) -> Rank | None:
     return rank
 
 
-def _torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchConfig:
+def torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchConfig:
+    """The settings with their defaults filled in, for one of several ranks. Raises ModelError, ValueError."""
     import torch
 
     from executor_service.backends.torch_backend.config import BLOCKS, TorchConfig

@@ -64,11 +64,16 @@ class ExecutorLaunch:
         """The name to show: the model's, else the backend's."""
         return model_name(self.model) if self.model else self.backend
 
+    @property
+    def settings(self) -> list[str]:
+        """What of the executor's command line does not depend on where it runs."""
+        model = ["--model", str(self.model)] if self.model else []
+        return ["--backend", self.backend, *model, *self.options]
+
     def command(self, port: int, files: ChildFiles) -> list[str]:
         """The executor's command line."""
-        model = ["--model", str(self.model)] if self.model else []
         where = ["--host", _LOOPBACK, "--port", str(port), *files.flags, _SECRETS_FLAG]
-        return command("executor_service", "--backend", self.backend, *model, *where, *self.options)
+        return command("executor_service", *where, *self.settings)
 
 
 @dataclass(frozen=True, slots=True)
