@@ -18,6 +18,7 @@ from scheduler_service.rpc.codec.responses import executor_list
 from scheduler_service.service import SchedulerService
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_ONE_MODEL = "this scheduler has one model: only an address of several models loads and unloads them"
 
 
 class AdminServicer(AdminServiceServicer):
@@ -73,6 +74,16 @@ class AdminServicer(AdminServiceServicer):
         self._check(context, "ListAdapters")
         wanted = self._service.wanted
         return loaded_adapters(wanted.served, wanted.requests, self._service.core.adapter_use())
+
+    async def LoadModel(self, request: pb.LoadModelRequest, context: _Context) -> pb.LoadModelResponse:
+        """Refuse it: a scheduler has its one model."""
+        self._check(context, "LoadModel")
+        raise ServiceError(ErrorReason.UNSUPPORTED, _ONE_MODEL)
+
+    async def UnloadModel(self, request: pb.UnloadModelRequest, context: _Context) -> pb.UnloadModelResponse:
+        """Refuse it: a scheduler has its one model."""
+        self._check(context, "UnloadModel")
+        raise ServiceError(ErrorReason.UNSUPPORTED, _ONE_MODEL)
 
     def _check(self, context: _Context, method: str) -> None:
         caller = self._credentials.identify(context)

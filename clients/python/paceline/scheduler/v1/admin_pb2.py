@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/scheduler/v1/admin.proto\x12\x15paceline.scheduler.v1\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"L\n\x13LoadAdapterResponse\x12\x35\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32$.paceline.scheduler.v1.LoadedAdapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08unloaded\x18\x01 \x01(\x08\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32$.paceline.scheduler.v1.LoadedAdapter\"\x83\x01\n\rLoadedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\"\x16\n\x14ListExecutorsRequest\"K\n\x15ListExecutorsResponse\x12\x32\n\texecutors\x18\x01 \x03(\x0b\x32\x1f.paceline.scheduler.v1.Executor\"\xad\x01\n\x08\x45xecutor\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x17\n\x0f\x61vailable_pages\x18\x05 \x01(\r\x12\x0e\n\x06losses\x18\x06 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x07 \x01(\x08\x12\r\n\x05\x64raft\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"=\n\x14\x41\x62ortRequestsRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"9\n\x15\x41\x62ortRequestsResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\x12\x0f\n\x07unknown\x18\x02 \x03(\t2\xa1\x04\n\x0c\x41\x64minService\x12j\n\rListExecutors\x12+.paceline.scheduler.v1.ListExecutorsRequest\x1a,.paceline.scheduler.v1.ListExecutorsResponse\x12j\n\rAbortRequests\x12+.paceline.scheduler.v1.AbortRequestsRequest\x1a,.paceline.scheduler.v1.AbortRequestsResponse\x12\x64\n\x0bLoadAdapter\x12).paceline.scheduler.v1.LoadAdapterRequest\x1a*.paceline.scheduler.v1.LoadAdapterResponse\x12j\n\rUnloadAdapter\x12+.paceline.scheduler.v1.UnloadAdapterRequest\x1a,.paceline.scheduler.v1.UnloadAdapterResponse\x12g\n\x0cListAdapters\x12*.paceline.scheduler.v1.ListAdaptersRequest\x1a+.paceline.scheduler.v1.ListAdaptersResponseB\xb0\x01\n\x19\x63om.paceline.scheduler.v1B\nAdminProtoP\x01Z5github.com/paceline/paceline/scheduler/v1;schedulerv1\xa2\x02\x03PSC\xaa\x02\x15Paceline.Scheduler.V1\xca\x02\x15Paceline\\Scheduler\\V1\xea\x02\x17Paceline::Scheduler::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!paceline/scheduler/v1/admin.proto\x12\x15paceline.scheduler.v1\"!\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x13\n\x11LoadModelResponse\"#\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\'\n\x13UnloadModelResponse\x12\x10\n\x08unloaded\x18\x01 \x01(\x08\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"L\n\x13LoadAdapterResponse\x12\x35\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32$.paceline.scheduler.v1.LoadedAdapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08unloaded\x18\x01 \x01(\x08\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32$.paceline.scheduler.v1.LoadedAdapter\"\x83\x01\n\rLoadedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\x04\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\"\x16\n\x14ListExecutorsRequest\"K\n\x15ListExecutorsResponse\x12\x32\n\texecutors\x18\x01 \x03(\x0b\x32\x1f.paceline.scheduler.v1.Executor\"\xad\x01\n\x08\x45xecutor\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0btotal_pages\x18\x04 \x01(\r\x12\x17\n\x0f\x61vailable_pages\x18\x05 \x01(\r\x12\x0e\n\x06losses\x18\x06 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x07 \x01(\x08\x12\r\n\x05\x64raft\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"=\n\x14\x41\x62ortRequestsRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\"9\n\x15\x41\x62ortRequestsResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\x12\x0f\n\x07unknown\x18\x02 \x03(\t2\xe7\x05\n\x0c\x41\x64minService\x12j\n\rListExecutors\x12+.paceline.scheduler.v1.ListExecutorsRequest\x1a,.paceline.scheduler.v1.ListExecutorsResponse\x12j\n\rAbortRequests\x12+.paceline.scheduler.v1.AbortRequestsRequest\x1a,.paceline.scheduler.v1.AbortRequestsResponse\x12\x64\n\x0bLoadAdapter\x12).paceline.scheduler.v1.LoadAdapterRequest\x1a*.paceline.scheduler.v1.LoadAdapterResponse\x12j\n\rUnloadAdapter\x12+.paceline.scheduler.v1.UnloadAdapterRequest\x1a,.paceline.scheduler.v1.UnloadAdapterResponse\x12g\n\x0cListAdapters\x12*.paceline.scheduler.v1.ListAdaptersRequest\x1a+.paceline.scheduler.v1.ListAdaptersResponse\x12^\n\tLoadModel\x12\'.paceline.scheduler.v1.LoadModelRequest\x1a(.paceline.scheduler.v1.LoadModelResponse\x12\x64\n\x0bUnloadModel\x12).paceline.scheduler.v1.UnloadModelRequest\x1a*.paceline.scheduler.v1.UnloadModelResponseB\xb0\x01\n\x19\x63om.paceline.scheduler.v1B\nAdminProtoP\x01Z5github.com/paceline/paceline/scheduler/v1;schedulerv1\xa2\x02\x03PSC\xaa\x02\x15Paceline.Scheduler.V1\xca\x02\x15Paceline\\Scheduler\\V1\xea\x02\x17Paceline::Scheduler::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,30 +32,38 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.scheduler.v1.admin
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\031com.paceline.scheduler.v1B\nAdminProtoP\001Z5github.com/paceline/paceline/scheduler/v1;schedulerv1\242\002\003PSC\252\002\025Paceline.Scheduler.V1\312\002\025Paceline\\Scheduler\\V1\352\002\027Paceline::Scheduler::V1'
-  _globals['_LOADADAPTERREQUEST']._serialized_start=60
-  _globals['_LOADADAPTERREQUEST']._serialized_end=108
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=110
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=186
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=188
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=224
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=226
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=267
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=269
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=290
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=292
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=370
-  _globals['_LOADEDADAPTER']._serialized_start=373
-  _globals['_LOADEDADAPTER']._serialized_end=504
-  _globals['_LISTEXECUTORSREQUEST']._serialized_start=506
-  _globals['_LISTEXECUTORSREQUEST']._serialized_end=528
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=530
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=605
-  _globals['_EXECUTOR']._serialized_start=608
-  _globals['_EXECUTOR']._serialized_end=781
-  _globals['_ABORTREQUESTSREQUEST']._serialized_start=783
-  _globals['_ABORTREQUESTSREQUEST']._serialized_end=844
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=846
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=903
-  _globals['_ADMINSERVICE']._serialized_start=906
-  _globals['_ADMINSERVICE']._serialized_end=1451
+  _globals['_LOADMODELREQUEST']._serialized_start=60
+  _globals['_LOADMODELREQUEST']._serialized_end=93
+  _globals['_LOADMODELRESPONSE']._serialized_start=95
+  _globals['_LOADMODELRESPONSE']._serialized_end=114
+  _globals['_UNLOADMODELREQUEST']._serialized_start=116
+  _globals['_UNLOADMODELREQUEST']._serialized_end=151
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=153
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=192
+  _globals['_LOADADAPTERREQUEST']._serialized_start=194
+  _globals['_LOADADAPTERREQUEST']._serialized_end=242
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=244
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=320
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=322
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=358
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=360
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=401
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=403
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=424
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=426
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=504
+  _globals['_LOADEDADAPTER']._serialized_start=507
+  _globals['_LOADEDADAPTER']._serialized_end=638
+  _globals['_LISTEXECUTORSREQUEST']._serialized_start=640
+  _globals['_LISTEXECUTORSREQUEST']._serialized_end=662
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=664
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=739
+  _globals['_EXECUTOR']._serialized_start=742
+  _globals['_EXECUTOR']._serialized_end=915
+  _globals['_ABORTREQUESTSREQUEST']._serialized_start=917
+  _globals['_ABORTREQUESTSREQUEST']._serialized_end=978
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=980
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1037
+  _globals['_ADMINSERVICE']._serialized_start=1040
+  _globals['_ADMINSERVICE']._serialized_end=1783
 # @@protoc_insertion_point(module_scope)

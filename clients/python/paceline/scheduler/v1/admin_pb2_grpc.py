@@ -60,6 +60,16 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/paceline.scheduler.v1.AdminService/LoadModel',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/paceline.scheduler.v1.AdminService/UnloadModel',
+                request_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -113,6 +123,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadModel(self, request, context):
+        """At an address of several models: loads one, as its first request would, and answers when it serves. Goes on
+        when its caller leaves. A model that serves is no error. Errors: NOT_FOUND (MODEL_NOT_FOUND); UNAVAILABLE
+        (NOT_READY): it has failed, the message says why; UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Lets a model's live requests end, and puts it away; later ones wait, and load it again. Answers when it is
+        put away, or isn't loaded. Goes on when its caller leaves. Errors: NOT_FOUND (MODEL_NOT_FOUND);
+        UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +168,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
                     response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelRequest.FromString,
+                    response_serializer=paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -278,6 +316,60 @@ class AdminService:
             '/paceline.scheduler.v1.AdminService/ListAdapters',
             paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
             paceline_dot_scheduler_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.AdminService/LoadModel',
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.scheduler.v1.AdminService/UnloadModel',
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+            paceline_dot_scheduler_dot_v1_dot_admin__pb2.UnloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

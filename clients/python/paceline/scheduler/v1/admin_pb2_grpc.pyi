@@ -63,6 +63,16 @@ class AdminServiceStub:
     """
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
     """The adapters that requests may name. Errors: none."""
+    LoadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]
+    """At an address of several models: loads one, as its first request would, and answers when it serves. Goes on
+    when its caller leaves. A model that serves is no error. Errors: NOT_FOUND (MODEL_NOT_FOUND); UNAVAILABLE
+    (NOT_READY): it has failed, the message says why; UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+    """
+    UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]
+    """Lets a model's live requests end, and puts it away; later ones wait, and load it again. Answers when it is
+    put away, or isn't loaded. Goes on when its caller leaves. Errors: NOT_FOUND (MODEL_NOT_FOUND);
+    UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -94,6 +104,16 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
     """The adapters that requests may name. Errors: none."""
+    LoadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]  # type: ignore[assignment]
+    """At an address of several models: loads one, as its first request would, and answers when it serves. Goes on
+    when its caller leaves. A model that serves is no error. Errors: NOT_FOUND (MODEL_NOT_FOUND); UNAVAILABLE
+    (NOT_READY): it has failed, the message says why; UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+    """
+    UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]  # type: ignore[assignment]
+    """Lets a model's live requests end, and puts it away; later ones wait, and load it again. Answers when it is
+    put away, or isn't loaded. Goes on when its caller leaves. Errors: NOT_FOUND (MODEL_NOT_FOUND);
+    UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The operator's view of a scheduler. All methods are safe to retry."""
@@ -152,5 +172,27 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_pb2.ListAdaptersResponse]]:
         """The adapters that requests may name. Errors: none."""
+
+    @_abc_1.abstractmethod
+    def LoadModel(
+        self,
+        request: _admin_pb2.LoadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadModelResponse, _abc.Awaitable[_admin_pb2.LoadModelResponse]]:
+        """At an address of several models: loads one, as its first request would, and answers when it serves. Goes on
+        when its caller leaves. A model that serves is no error. Errors: NOT_FOUND (MODEL_NOT_FOUND); UNAVAILABLE
+        (NOT_READY): it has failed, the message says why; UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadModel(
+        self,
+        request: _admin_pb2.UnloadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadModelResponse, _abc.Awaitable[_admin_pb2.UnloadModelResponse]]:
+        """Lets a model's live requests end, and puts it away; later ones wait, and load it again. Answers when it is
+        put away, or isn't loaded. Goes on when its caller leaves. Errors: NOT_FOUND (MODEL_NOT_FOUND);
+        UNIMPLEMENTED (UNSUPPORTED) by a scheduler.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -512,6 +512,12 @@ class _SchedulerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedu
     """takes no new requests"""
     SCHEDULER_STATE_DEGRADED: _SchedulerState.ValueType  # 5
     """Serves, but a request waits for something that is there: GetStatusResponse.degraded says for what. A fault."""
+    SCHEDULER_STATE_AVAILABLE: _SchedulerState.ValueType  # 6
+    """Of models at an address of several.
+    not loaded: its next request loads it
+    """
+    SCHEDULER_STATE_FAILED: _SchedulerState.ValueType  # 7
+    """could not be loaded, or kept running: SchedulerEntry.detail says why"""
 
 class SchedulerState(_SchedulerState, metaclass=_SchedulerStateEnumTypeWrapper): ...
 
@@ -525,6 +531,12 @@ SCHEDULER_STATE_DRAINING: SchedulerState.ValueType  # 4
 """takes no new requests"""
 SCHEDULER_STATE_DEGRADED: SchedulerState.ValueType  # 5
 """Serves, but a request waits for something that is there: GetStatusResponse.degraded says for what. A fault."""
+SCHEDULER_STATE_AVAILABLE: SchedulerState.ValueType  # 6
+"""Of models at an address of several.
+not loaded: its next request loads it
+"""
+SCHEDULER_STATE_FAILED: SchedulerState.ValueType  # 7
+"""could not be loaded, or kept running: SchedulerEntry.detail says why"""
 Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
 
 class _WaitReason:
@@ -3540,6 +3552,8 @@ class SchedulerEntry(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     WRITTEN_BY_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """HOST:PORT where clients reach it, at most 512 bytes; unique. HOST is an IPv4 address, an [IPv6] one or a name
     of DNS in ASCII. In one spelling, whatever was announced.
@@ -3559,6 +3573,12 @@ class SchedulerEntry(_message.Message):
     """the identity that wrote it; empty: the scheduler that answers. Set by the directory"""
     age_ms: _builtins.int
     """since it was written; set by the directory"""
+    detail: _builtins.str
+    """Of models at an address of several.
+    why it failed, or what it waits for
+    """
+    memory_bytes: _builtins.int
+    """planned for it, loaded or not; 0: unknown"""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names, at most 1,024, and 32 KiB together: of more, the first ones by name"""
@@ -3579,10 +3599,12 @@ class SchedulerEntry(_message.Message):
         instance: _builtins.str = ...,
         written_by: _builtins.str = ...,
         age_ms: _builtins.int = ...,
+        detail: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "age_ms", b"age_ms", "generation", b"generation", "instance", b"instance", "load", b"load", "model", b"model", "model_fingerprint", b"model_fingerprint", "state", b"state", "tls_name", b"tls_name", "written_by", b"written_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "age_ms", b"age_ms", "detail", b"detail", "generation", b"generation", "instance", b"instance", "load", b"load", "memory_bytes", b"memory_bytes", "model", b"model", "model_fingerprint", b"model_fingerprint", "state", b"state", "tls_name", b"tls_name", "written_by", b"written_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
