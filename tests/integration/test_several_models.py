@@ -174,7 +174,7 @@ def test_a_model_on_demand_is_loaded_by_the_first_requests_of_plain_stubs_which_
         stub = SchedulerServiceStub(channel)
         assert states(stub) == {
             "a": pb.SCHEDULER_STATE_SERVING,
-            "team/b": pb.SCHEDULER_STATE_UNSPECIFIED,
+            "team/b": pb.SCHEDULER_STATE_AVAILABLE,
             "c:1": pb.SCHEDULER_STATE_SERVING,
         }
         assert "team/b" not in processes(serve, "executor_service")

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Self, Unpack
 
 from paceline import requests, responses
+from paceline.administration import Administration
 from paceline.channel import Security
 from paceline.chat import Message, MessageLike
 from paceline.connections import SchedulerConnections
@@ -31,16 +32,15 @@ from paceline.generation import Generation
 from paceline.pieces import Vocabulary
 from paceline.requests import Options
 from paceline.resume import ResumableStream, identified
-from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import Parsed
 from paceline.steps import Step, steps_of
-from paceline.types import Aborted, AdapterInfo, Completion, ExecutorStatus, ModelInfo, Status, Waits
+from paceline.types import Aborted, Completion, ModelInfo, Status, Waits
 
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
-class Client:
+class Client(Administration):
     """One scheduler, or several that serve the same model. Use as a context manager, or `close()` it.
 
         with Client("127.0.0.1:50051") as client:
@@ -61,6 +61,8 @@ class Client:
     Without `addresses`, PACELINE_ADDRESS is used, else 127.0.0.1:50051; without `security`, PACELINE_TOKEN
     and PACELINE_TLS_CA, _CERT and _KEY. `Security()` is neither token nor TLS.
 
+    `model`: of several models at an address, the one that all calls mean which name none.
+
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,
     which the scheduler enforces too; None: no deadline. All calls raise `paceline.errors`.
@@ -76,9 +78,14 @@ class Client:
         security: Security | None = None,
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
         directory: DirectoryUse = "safe",
+        model: str = "",
     ) -> None:
         self._schedulers = SchedulerConnections(
-            addresses_or_default(addresses), security_or_default(security), failover_timeout_s, directory
+            addresses_or_default(addresses),
+            security_or_default(security),
+            failover_timeout_s,
+            directory,
+            model,
         )
 
     @property
@@ -121,7 +128,7 @@ class Client:
         **options: Unpack[Options[Parsed]],
     ) -> Generation[Parsed]:
         """Start generating. Iterating over the result yields Delta and Finished events."""
-        request = requests.generate_request(prompt, messages, token_ids, options)
+        request = self._schedulers.named(requests.generate_request(prompt, messages, token_ids, options))
         stream = ResumableStream(identified(request))
         key = self._schedulers.affinity(request, options)
         return Generation(self._schedulers, stream, timeout_s, options.get("schema"), key)
@@ -312,7 +319,7 @@ class Client:
         )
 
     def models(self, *, timeout_s: float | None = None) -> dict[str, str]:
-        """The models that requests here may name, with their states ("unspecified": not loaded)."""
+        """The models that requests here may name, with their states ("available": not loaded)."""
         if found := responses.models_here(self._schedulers.entries(timeout_s)):
             return found
         return {self.model_info(timeout_s=timeout_s).name: "serving"}
@@ -352,40 +359,3 @@ class Client:
         return self._schedulers.stream(
             lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: steps_of(reply.log)
         )
-
-    def executors(self, *, timeout_s: float | None = None) -> tuple[ExecutorStatus, ...]:
-        """The executors of one scheduler that answers. Needs admin rights where callers need tokens."""
-        request = admin_pb2.ListExecutorsRequest()
-        return responses.executors(
-            self._schedulers.call(lambda endpoint: endpoint.admin.ListExecutors, request, timeout_s)
-        )
-
-    def load_adapter(self, name: str, path: str = "", *, timeout_s: float | None = None) -> AdapterInfo:
-        """Load an adapter on all executors of all schedulers; afterwards a request's `model` may name it.
-
-        `path` (default: the name) is a directory below each executor's --adapter-dir. Needs admin rights.
-        Raises the first error; loading again is harmless. NotFound: no such directory; DuplicateRequest: the
-        name is another adapter's; StaleState: the executors' directories differ; QueueFull: no memory for it.
-        """
-        request = admin_pb2.LoadAdapterRequest(name=name, path=path)
-        replies = self._schedulers.call_all(lambda endpoint: endpoint.admin.LoadAdapter, request, timeout_s)
-        return responses.adapter(replies[0].adapter)
-
-    def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> bool:
-        """Unload an adapter from all executors of all schedulers, when live requests that name it have ended.
-
-        Returns whether a scheduler had it. Needs admin rights. Raises the first error: unloading again is
-        harmless.
-        """
-        request = admin_pb2.UnloadAdapterRequest(name=name)
-        replies = self._schedulers.call_all(lambda endpoint: endpoint.admin.UnloadAdapter, request, timeout_s)
-        return any(reply.unloaded for reply in replies)
-
-    def adapters(self, *, timeout_s: float | None = None) -> tuple[AdapterInfo, ...]:
-        """The adapters that requests may name, of one scheduler that answers. Needs admin rights.
-
-        `model_info().adapters` tells their names without.
-        """
-        request = admin_pb2.ListAdaptersRequest()
-        reply = self._schedulers.call(lambda endpoint: endpoint.admin.ListAdapters, request, timeout_s)
-        return tuple(responses.adapter(one) for one in reply.adapters)

@@ -36,7 +36,7 @@ from paceline.directory import (
     KnownSchedulers,
 )
 from paceline.endpoint import HEALTH_CHECK, SERVING
-from paceline.failover import Attempts, Rotation, addresses_of
+from paceline.failover import MODEL_KEY, Attempts, Rotation, addresses_of
 from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
@@ -57,9 +57,11 @@ class SchedulerConnections:
         security: Security,
         failover_timeout_s: float,
         directory: DirectoryUse = "off",
+        model: str = "",
     ) -> None:
         self.failover_timeout_s = failover_timeout_s
-        self.metadata = security.metadata
+        self.model = model  # that calls mean which name none
+        self.metadata = self._with_model(security.metadata)
         self._known = KnownSchedulers(addresses_of(addresses), security, directory)
         self._credentials = security.credentials()  # of all channels: no file is read in a call
         self._opening = threading.Lock()  # no channel is closed between its choice and the count of its call
@@ -73,8 +75,19 @@ class SchedulerConnections:
     def view(self, metadata: Metadata) -> Self:
         """The same channels, whose calls have other metadata. Closing one of them closes all."""
         view = copy.copy(self)
-        view.metadata = metadata
+        view.metadata = self._with_model(metadata)
         return view
+
+    def named(self, request: _Request) -> _Request:
+        """The request, which names the client's model if it has a field for that and names none."""
+        if self.model and getattr(request, "model", None) == "":
+            request.model = self.model  # type: ignore[attr-defined]
+        return request
+
+    def _with_model(self, metadata: Metadata) -> Metadata:
+        """Metadata that names the client's model, for requests without such a field, unless it names one."""
+        named = not self.model or any(key == MODEL_KEY for key, _ in metadata)
+        return metadata if named else (*metadata, (MODEL_KEY, self.model))
 
     def close(self) -> None:
         """Close the channels; calls under way are cancelled."""
@@ -269,6 +282,7 @@ class SchedulerConnections:
         `method` takes the call's method from an endpoint. `timeout_s` is the deadline of all attempts
         together; `failover_timeout_s` is the time in which a lost attempt is repeated; `key`: of `affinity`.
         """
+        request = self.named(request)
         name = type(request).__name__.removesuffix("Request")
         model = getattr(getattr(request, "request", request), "model", "")
         with call_span(request, self.metadata) as span:

@@ -8,7 +8,10 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from service_kit.audit import Audit
+from service_kit.credentials import Credentials
 from service_kit.status import rich_status
 
 from paceline_router.calls import CallEndError, Own, RoutedCalls
@@ -21,11 +24,11 @@ SUPERVISOR = "serve"
 """Who has written the entries: not a scheduler, so that clients take none for that of the scheduler asked."""
 MAX_WATCHERS = 2048
 _STATES = {
-    RoofState.AVAILABLE: pb.SCHEDULER_STATE_UNSPECIFIED,
+    RoofState.AVAILABLE: pb.SCHEDULER_STATE_AVAILABLE,
     RoofState.LOADING: pb.SCHEDULER_STATE_LOADING,
     RoofState.SERVING: pb.SCHEDULER_STATE_SERVING,
     RoofState.DRAINING: pb.SCHEDULER_STATE_DRAINING,
-    RoofState.FAILED: pb.SCHEDULER_STATE_NO_EXECUTOR,
+    RoofState.FAILED: pb.SCHEDULER_STATE_FAILED,
 }
 _SCHEDULER, _ADMIN = "/paceline.scheduler.v1.SchedulerService/", "/paceline.scheduler.v1.AdminService/"
 
@@ -33,13 +36,15 @@ _SCHEDULER, _ADMIN = "/paceline.scheduler.v1.SchedulerService/", "/paceline.sche
 class RouterAnswers:
     """The handlers. `methods`: by path."""
 
-    def __init__(self, roof: Roof) -> None:
-        self._roof, self._watchers = roof, 0
+    def __init__(self, roof: Roof, credentials: Credentials, audit: Audit) -> None:
+        self._roof, self._credentials, self._audit, self._watchers = roof, credentials, audit, 0
         self.calls: RoutedCalls
         self.methods: Mapping[str, Own] = {
             f"{_SCHEDULER}WatchSchedulers": self._watch,
             f"{_SCHEDULER}Abort": self._abort,
             f"{_ADMIN}AbortRequests": self._abort,
+            f"{_ADMIN}LoadModel": self._load,
+            f"{_ADMIN}UnloadModel": self._unload,
         }
 
     async def _watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
@@ -73,11 +78,30 @@ class RouterAnswers:
         unknown = [one for one in request.request_ids if one not in aborted]
         await context.write(pb.AbortResponse(aborted=sorted(aborted), unknown=unknown).SerializeToString())
 
+    async def _load(self, request: admin_pb2.LoadModelRequest, context: _Context) -> None:
+        await self.calls.up(self._administered(request.model, "LoadModel", context), context)
+        await context.write(admin_pb2.LoadModelResponse().SerializeToString())
+
+    async def _unload(self, request: admin_pb2.UnloadModelRequest, context: _Context) -> None:
+        unloaded = await self._roof.put_away(self._administered(request.model, "UnloadModel", context))
+        await context.write(admin_pb2.UnloadModelResponse(unloaded=unloaded).SerializeToString())
+
+    def _administered(self, name: str, method: str, context: _Context) -> str:
+        """The name of the model that an administrator means. Raises CallEndError, UnknownModelError."""
+        caller = self._credentials.identify(context)
+        if not caller.admin:
+            text, code = f"{caller.name} is no administrator", grpc.StatusCode.PERMISSION_DENIED
+            raise CallEndError(rich_status(code, text, reason="PERMISSION"))
+        self._audit.administered(caller.name, method)
+        return self._roof.models.meant(name, "").name
+
 
 def _entry(model: RoofModel) -> pb.SchedulerEntry:
     return pb.SchedulerEntry(
         model=model.name,
         state=_STATES[model.state],
+        detail=model.detail,
+        memory_bytes=model.memory_bytes,
         adapters=model.adapters,
         written_by=SUPERVISOR,
         generation=time.time_ns() // 1_000_000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -56,7 +56,6 @@ class RoutedCalls(grpc.GenericRpcHandler):
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
         self._live: Counter[str] = Counter()  # calls by model
         self._waiting = 0
-        self.draining = False
 
     @property
     def live(self) -> Mapping[str, int]:
@@ -75,6 +74,8 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 return
             except CallEndError as error:
                 status: grpc.Status = error.status
+            except UnknownModelError as error:
+                status = rich_status(_Code.NOT_FOUND, str(error), reason="MODEL_NOT_FOUND", field="model")
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -127,21 +128,24 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 return
             field = _named(request)
         metadata = dict(context.invocation_metadata() or ())
-        try:
-            model = self._roof.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
-        except UnknownModelError as error:
-            raise CallEndError(
-                rich_status(_Code.NOT_FOUND, str(error), reason="MODEL_NOT_FOUND", field="model")
-            ) from None
+        model = self._roof.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
         del request
+        uses = names_model(kind)
         with self._counted(model):
-            model = await self._up(model, metadata, context)
-            async for message in self._messages(model, method, data, context):
-                await context.write(message)
+            model = await self._up(model, metadata, context) if uses else self._found(model)
+            with self._roof.using("busy", model.name) if uses else nullcontext():
+                async for message in self._messages(model, method, data, context):
+                    await context.write(message)
+
+    async def up(self, name: str, context: _Context) -> None:
+        """Have a model loaded, and wait until it serves. Raises CallEndError."""
+        model = self._roof.models[name]
+        with self._counted(model):
+            await self._up(model, {}, context)
 
     @contextmanager
     def _counted(self, model: RoofModel) -> Iterator[None]:
-        if self.draining:
+        if self._roof.closing:
             raise CallEndError(
                 rich_status(_Code.UNAVAILABLE, "shutting down", reason="DRAINING", retry_after_s=_RETRY_S)
             )
@@ -157,31 +161,27 @@ class RoutedCalls(grpc.GenericRpcHandler):
             self._live[model.name] -= 1
 
     async def _up(self, model: RoofModel, metadata: Mapping[str, Any], context: _Context) -> RoofModel:
-        """The model once it serves.
+        """The model once it serves, for which the call waits as long as its metadata says, or its deadline.
 
-        For one that is loading the call waits as long as its metadata says; for one that is not loaded, which
-        this call then has loaded, until its deadline.
+        Raises CallEndError.
         """
         wanted = metadata.get(WAIT_KEY)
-        wait_s = _wanted_s(_text(wanted or ""))
-        if model.state is RoofState.AVAILABLE:
-            wait_s = MAX_WAIT_S if wanted is None else wait_s
-            self._roof.wish("load", model.name)
+        wait_s = MAX_WAIT_S if wanted is None else _wanted_s(_text(wanted))
         if (left_s := context.time_remaining()) is not None:
             wait_s = min(wait_s, left_s - 0.25)
-        if (
-            model.state in (RoofState.AVAILABLE, RoofState.LOADING)
-            and wait_s > 0
-            and self._waiting < MAX_WAITING
-        ):
+        if model.is_coming and wait_s > 0 and self._waiting < MAX_WAITING:
             self._waiting += 1
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
-                        await self._roof.settled(model.name)
+                        await self._roof.served(model.name)
             finally:
                 self._waiting -= 1
-            model = self._roof.models[model.name]
+        return self._found(self._roof.models[model.name])
+
+    @staticmethod
+    def _found(model: RoofModel) -> RoofModel:
+        """The model, which serves. Raises CallEndError with what it does instead."""
         if model.state is RoofState.SERVING:
             return model
         text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
@@ -235,6 +235,11 @@ def _methods(*contracts: FileDescriptor) -> Iterator[tuple[str, type[Message]]]:
         for service in contract.services_by_name.values():
             for method in service.methods:
                 yield f"/{service.full_name}/{method.name}", GetMessageClass(method.input_type)
+
+
+def names_model(kind: type[Message]) -> bool:
+    """Whether requests of this kind have a field for the model. They load it, and others do not."""
+    return not {"model", "request"}.isdisjoint(kind.DESCRIPTOR.fields_by_name)
 
 
 def _named(request: Any) -> str:

@@ -37,12 +37,45 @@ class RoofModel:
     name: str
     state: RoofState
     socket: str = ""  # of its scheduler, while there is one: a path
-    detail: str = ""  # what it is loading, or why it failed
+    detail: str = ""  # what it waits for, or why it failed
     adapters: tuple[str, ...] = ()  # that are loaded from the start
+    memory_bytes: int = 0  # planned for it; 0: unknown
+    loads: int = 0  # that were begun
+    may_load: bool = True  # a request has it loaded: of one that has failed, not at once again
 
     def __post_init__(self) -> None:
         if not is_model_name(self.name):
             raise ValueError(f"{self.name[:200]!r} can't be a model's name: {NAME_RULE}")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has processes."""
+        return self.state in (RoofState.LOADING, RoofState.SERVING, RoofState.DRAINING)
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it serves after some time, if it is wanted."""
+        return self.state is not RoofState.SERVING and (self.state is not RoofState.FAILED or self.may_load)
+
+
+@dataclass(frozen=True, slots=True)
+class RoofUse:
+    """What the router says of the calls that it has: everything, each time that something has changed."""
+
+    read: int = 0  # the version of the models that it knows
+    busy: tuple[str, ...] = ()  # models that have streams
+    wanted: tuple[str, ...] = ()  # models that calls wait for, the longest waiting first
+    unwanted: tuple[str, ...] = ()  # models to be put away
+
+    def line(self) -> bytes:
+        """It as one line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> RoofUse:
+        """Of such a line. Raises ValueError, TypeError."""
+        said = json.loads(line)
+        return cls(said.pop("read"), **{use: tuple(names) for use, names in said.items()})
 
 
 def is_model_name(text: str) -> bool:
@@ -51,9 +84,10 @@ def is_model_name(text: str) -> bool:
 
 
 class RoofModels:
-    """All models by name. The first one is what calls mean that name none."""
+    """All models by name. The first one is what calls mean that name none. `version` rises with changes."""
 
-    def __init__(self, models: Iterable[RoofModel] = ()) -> None:
+    def __init__(self, models: Iterable[RoofModel] = (), version: int = 0) -> None:
+        self.version = version
         self._models: Mapping[str, RoofModel] = {one.name: one for one in models}
         self._by_adapter = {
             adapter: one for one in reversed(self._models.values()) for adapter in one.adapters
@@ -74,7 +108,7 @@ class RoofModels:
         if (found := self._models.get(field)) is not None:
             return found
         if key:
-            if (found := self._models.get(key)) is not None:
+            if (found := self._models.get(key) or self._by_adapter.get(key)) is not None:
                 return found
             raise self._unknown(key)
         if not field and self._models:
@@ -92,12 +126,16 @@ class RoofModels:
 
     def line(self) -> bytes:
         """All of them as one line."""
-        return json.dumps([asdict(one) for one in self]).encode() + b"\n"
+        return json.dumps([self.version, *(asdict(one) for one in self)]).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> RoofModels:
         """The models of such a line. Raises ValueError, TypeError, KeyError."""
+        version, *models = json.loads(line)
         return cls(
-            RoofModel(**{**one, "state": RoofState(one["state"]), "adapters": tuple(one["adapters"])})
-            for one in json.loads(line)
+            [
+                RoofModel(**{**one, "state": RoofState(one["state"]), "adapters": tuple(one["adapters"])})
+                for one in models
+            ],
+            version,
         )

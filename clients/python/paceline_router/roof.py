@@ -1,48 +1,53 @@
-"""The roof as its router sees it: the models that are told, and asking for one to be loaded or put away."""
+"""The roof as its router sees it: the models that are told, and what is said of the calls that use them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from service_kit.logs import Log
 
-from paceline_router.models import RoofModel, RoofModels, RoofState
+from paceline_router.models import RoofModel, RoofModels, RoofUse
 
 log = Log(__name__)
 
 MAX_LINE_BYTES = 1 << 20
 _AGAIN_S = 0.2
 
-Wish = Literal["load", "unload"]
+Use = Literal["busy", "wanted", "unwanted"]
+"""Of a model, by calls: streams that it has; calls that wait for it; calls that have it put away."""
 
 
 class Roof:
     """Follows the models over the Unix socket of the process that keeps them running.
 
-    `told` is awaited after each line, and then the process learns how many lines were read.
+    That process learns all uses at once whenever one begins or ends, and after a connection was lost: nothing
+    that a call waits for can be forgotten. `told` is awaited after each line.
     """
 
     def __init__(self, socket: Path, told: Callable[[RoofModels], Awaitable[None]]) -> None:
         self.models = RoofModels()
+        self.closing = False
         self._socket, self._told = socket, told
         self._writer: asyncio.StreamWriter | None = None
         self._change = asyncio.Event()  # replaced at each change
+        self._uses: dict[Use, Counter[str]] = {"busy": Counter(), "wanted": Counter(), "unwanted": Counter()}
+        self._saying = False  # it will be said what they are
 
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(self._socket, limit=MAX_LINE_BYTES)
-                lines = 0
                 while line := await reader.readline():
-                    self.models, lines = RoofModels.of(line), lines + 1
+                    self.models = RoofModels.of(line)
                     self._changed()
                     await self._told(self.models)
-                    self._say({"read": lines})
+                    self._say_soon()
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("the models can't be followed", detail=str(error))
             finally:
@@ -51,27 +56,55 @@ class Roof:
                     self._writer = None
             await asyncio.sleep(_AGAIN_S)
 
-    def wish(self, wish: Wish, name: str) -> None:
-        """Ask for a model to be loaded, or put away; what becomes of it is told."""
-        self._say({"wish": wish, "model": name})
+    def close(self) -> None:
+        """Let nobody wait for a model any more."""
+        self.closing = True
+        self._changed()
+
+    @contextmanager
+    def using(self, use: Use, name: str) -> Iterator[None]:
+        """A context manager: a call uses a model so within the block."""
+        counts = self._uses[use]  # in the order in which their first ones began
+        counts[name] += 1
+        if counts[name] == 1:
+            self._say_soon()
+        try:
+            yield
+        finally:
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
+                self._say_soon()
 
     async def changed(self) -> None:
         """Wait until something was told."""
         await self._change.wait()
 
-    async def settled(self, name: str) -> RoofModel:
-        """The model, once it serves, or won't: it has failed, or was put away while it was loading."""
-        asked = False
-        while (model := self.models[name]).state is RoofState.LOADING or (
-            model.state is RoofState.AVAILABLE and not asked
-        ):
-            asked = asked or model.state is RoofState.LOADING
-            await self.changed()
+    async def served(self, name: str) -> RoofModel:
+        """The model, once it serves, or won't; it is loaded for this call if it isn't."""
+        with self.using("wanted", name):
+            while (model := self.models[name]).is_coming and not self.closing:
+                await self.changed()
         return model
 
-    def _say(self, message: dict[str, object]) -> None:
+    async def put_away(self, name: str) -> bool:
+        """Have a model put away, and wait for that; False: it was not loaded."""
+        before = self.models[name]
+        with self.using("unwanted", name):
+            while (model := self.models[name]).is_held and model.loads == before.loads and not self.closing:
+                await self.changed()
+        return before.is_held
+
+    def _say_soon(self) -> None:
+        if not self._saying:
+            self._saying = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    def _say(self) -> None:
+        self._saying = False
         if self._writer is not None:
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            use = RoofUse(self.models.version, *(tuple(self._uses[one]) for one in self._uses))
+            self._writer.write(use.line())
 
     def _changed(self) -> None:
         self._change.set()

@@ -105,7 +105,7 @@ class RouterServer:
         contracts = scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
         self.audit = Audit(contracts, self.metrics.call_failed)
         self._roof = Roof(settings.roof, self._told)
-        answers = RouterAnswers(self._roof)
+        answers = RouterAnswers(self._roof, settings.credentials, self.audit)
         self._calls = answers.calls = RoutedCalls(self._roof, answers.methods)
         self.metrics.live = self._calls.live
         options = dict(server_options(Link.PUBLIC)) | {
@@ -128,7 +128,7 @@ class RouterServer:
 
     async def drain(self, shutdown: Shutdown) -> None:
         """Refuse new calls of models, and wait until the live ones have ended; a second signal ends them."""
-        self._calls.draining = True
+        self._roof.close()
         await self.health.show(serving=False)
         deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         while any(self._calls.live.values()) and not shutdown.force.is_set():
@@ -142,4 +142,4 @@ class RouterServer:
 
     async def _told(self, models: RoofModels) -> None:
         serving = any(one.state is RoofState.SERVING for one in models)
-        await self.health.show(serving=serving and not self._calls.draining)
+        await self.health.show(serving=serving and not self._roof.closing)

@@ -23,6 +23,7 @@ from paceline.cli import (
     fleet,
     gateway,
     generate,
+    loads,
     models_check,
     models_list,
     ps,
@@ -80,6 +81,8 @@ app.command("list", rich_help_panel="Serve")(models_list.list_models)
 app.command("rm", rich_help_panel="Serve")(models_list.remove)
 app.add_typer(models_check.models, name="models", rich_help_panel="Serve")
 app.command(rich_help_panel="Serve")(ps.ps)
+app.command(rich_help_panel="Serve")(loads.load)
+app.command(rich_help_panel="Serve")(loads.unload)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")
 app.add_typer(fleet.fleet, name="fleet", rich_help_panel="Serve")

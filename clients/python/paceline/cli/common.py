@@ -63,6 +63,10 @@ Addresses = Annotated[
 ]
 """For commands that generate: a stream is continued on another scheduler if its own dies."""
 DEFAULT_ADDRESS = SCHEDULER_ADDRESS
+OfModel = Annotated[
+    str,
+    typer.Option("--model", metavar="NAME", help="Of several models: which one.", show_default="the first"),
+]
 
 TimeoutS = Annotated[float | None, typer.Option("--timeout-s", min=0.001, help="Deadline of each request.")]
 

@@ -96,17 +96,20 @@ class Diagnosis:
         return ADVICE[self.verdict]
 
 
-def diagnose(address: str, security: Security, timeout_s: float) -> Diagnosis:
+def diagnose(address: str, security: Security, timeout_s: float, model: str = "") -> Diagnosis:
     """The first problem on the way from a connection to an answered request; OK: the request was answered.
 
     Checks in order: connection, protocol, TLS, token, state, and a request for one token.
 
+    `model`: of several models at the address the one to ask, which is loaded for that.
     `timeout_s` is the limit of each connection and each call. Raises OSError, before it connects, for a
     file of `security` that can't be read or is not a certificate or key in PEM.
     """
     security.check_files()
     try:
-        return _port_problem(address, security, timeout_s) or _service_verdict(address, security, timeout_s)
+        return _port_problem(address, security, timeout_s) or _service_verdict(
+            address, security, timeout_s, model
+        )
     except socket.gaierror as error:
         return Diagnosis(Verdict.NO_SUCH_HOST, f"{address}: {error.strerror}")
     except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -152,9 +155,9 @@ def _trust_problem(handshake: Handshake) -> Diagnosis | None:
     return Diagnosis(verdicts[handshake.trust], handshake.detail)
 
 
-def _service_verdict(address: str, security: Security, timeout_s: float) -> Diagnosis:
+def _service_verdict(address: str, security: Security, timeout_s: float, model: str) -> Diagnosis:
     """The first problem of the service at a port that speaks gRPC; else the verdict on a request."""
-    with Client(address, security=security, failover_timeout_s=0, directory="off") as client:
+    with Client(address, security=security, failover_timeout_s=0, directory="off", model=model) as client:
         try:
             status = client.status(timeout_s=timeout_s)
         except errors.Unauthenticated as error:
@@ -167,6 +170,8 @@ def _service_verdict(address: str, security: Security, timeout_s: float) -> Diag
         except DecodeError as error:
             return Diagnosis(Verdict.VERSION, f"its status can't be read: {error}")
         except errors.PacelineError as error:
+            if error.reason == "NOT_READY":  # one of several models, which a request has loaded
+                return _request_verdict(client, None, timeout_s)
             return _status_problem(error, timeout_s)
         return _state_problem(client, status, timeout_s) or _request_verdict(client, status, timeout_s)
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from service_kit.plugins import GROUPS, Plugin, PluginError, installed
 
-from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, one_line_errors, security
+from paceline.cli.common import DEFAULT_ADDRESS, OfModel, check_address, console, one_line_errors, security
 from paceline.cli.diagnosis import Verdict, diagnose
 
 
@@ -24,6 +24,7 @@ def doctor(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Timeout of each check.")] = 5.0,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    model: OfModel = "",
 ) -> None:
     """Check a service step by step: connection, TLS, token, state; then request one token.
 
@@ -31,7 +32,7 @@ def doctor(
     a problem.
     """
     with one_line_errors(address):
-        found = diagnose(address, security(context), timeout_s)
+        found = diagnose(address, security(context), timeout_s, model)
         plugins = _plugins()
         if as_json:
             fields = {

@@ -1,4 +1,4 @@
-"""`paceline ps`: the stacks that this user's `serve`, `demo` and `bench` have running on this machine."""
+"""`paceline ps`: what this user's `serve`, `demo` and `bench` have running on this machine, by model."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import grpc
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from paceline import errors
-from paceline.channel import Security
+from paceline.channel import Link, Security, open_channel
 from paceline.cli.common import console, security
 from paceline.cli.scratch import stack_directories
 from paceline.cli.stack import ChildFiles
 from paceline.cli.status import duration
 from paceline.client import Client
+from paceline.responses import lower_name
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """What a stack's scheduler says about itself; None where it does not answer, or demands a token."""
+    """What a stack's scheduler says about itself; None where it does not answer, or demands a token.
+
+    Of several models at one address each is one, loaded or not.
+    """
 
     pid: int  # of the process that keeps the stack running: stop it with SIGTERM
-    port: int  # of its scheduler
+    port: int  # of its scheduler, or of the router of several models
     state: str  # the scheduler's, or why it is not known
     model: str | None = None
     running: int | None = None  # sequences
     waiting: int | None = None
     uptime_s: float | None = None
+    detail: str = ""  # of one of several models: why it failed, or what it waits for
+    memory_bytes: int | None = None  # the same: planned for it
 
 
 def ps(
@@ -43,7 +52,7 @@ def ps(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stack and line.")] = False,
 ) -> None:
-    """List the running stacks of `paceline serve` on this machine.
+    """List the running stacks of `paceline serve` on this machine, and their models, loaded or not.
 
     Services that were started alone, in containers or by other users are not listed.
     """
@@ -56,25 +65,55 @@ def ps(
         console.print("Nothing is running. `paceline serve` starts a stack.", markup=False, soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in ("pid", "port", "model", "state", "running", "waiting", "up"):
+    for column in ("pid", "port", "model", "state", "running", "waiting", "up", "memory"):
         table.add_column(column, overflow="fold")
     for stack in stacks:
         counts = ["-" if count is None else str(count) for count in (stack.running, stack.waiting)]
         up = "-" if stack.uptime_s is None else duration(stack.uptime_s)
-        table.add_row(str(stack.pid), str(stack.port), escape(stack.model or "-"), stack.state, *counts, up)
+        memory = f"{stack.memory_bytes / 1e9:.2f} GB" if stack.memory_bytes else "-"
+        state = f"{stack.state}: {escape(stack.detail)}" if stack.detail else stack.state
+        table.add_row(str(stack.pid), str(stack.port), escape(stack.model or "-"), state, *counts, up, memory)
     console.print(table)
 
 
 def _stacks(token: str) -> Iterator[RunningStack]:
     """The stacks whose processes live. A killed one may leave its directory."""
-    for pid, directory in stack_directories():
-        files = ChildFiles.of("scheduler", directory)
+    found = list(stack_directories())
+    roofs = {pid for pid, directory in found if (directory / "router").exists()}
+    for pid, directory in found:
+        files = ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
         try:
             port = int(files.port.read_text())
         except (OSError, ValueError):  # it is just starting, or has just ended
             continue
-        if _listens(files.socket):
+        if not _listens(files.socket):
+            continue
+        if files.port.name == "router":
+            yield from _models(pid, port, files.socket, token)
+        elif pid not in roofs:
             yield _asked(pid, port, files.socket, token)
+
+
+def _models(pid: int, port: int, path: Path, token: str) -> Iterator[RunningStack]:
+    """Several models at one address, each as its router and, if it is loaded, its scheduler says."""
+    security = Security(token=token)
+    with open_channel(f"unix:{path}", Link.PUBLIC, security) as channel:
+        watch = SchedulerServiceStub(channel).WatchSchedulers
+        call = watch(pb.WatchSchedulersRequest(), timeout=_TIMEOUT_S, metadata=security.metadata)
+        try:
+            entries = list(next(call).entries)
+        except grpc.RpcError as error:
+            needs_token = isinstance(errors.from_rpc(error), errors.Unauthenticated)
+            yield RunningStack(pid, port, "needs a token" if needs_token else "does not answer")
+            return
+        finally:
+            call.cancel()
+    for entry in entries:
+        state = lower_name(pb.SchedulerState, "SCHEDULER_STATE_", entry.state)
+        one = RunningStack(pid, port, state, entry.model)
+        if entry.state == pb.SCHEDULER_STATE_SERVING:
+            one = _asked(pid, port, path, token, entry.model)
+        yield replace(one, detail=entry.detail, memory_bytes=entry.memory_bytes or None)
 
 
 def _listens(path: Path) -> bool:
@@ -83,9 +122,11 @@ def _listens(path: Path) -> bool:
         return client.connect_ex(os.fspath(path)) == 0
 
 
-def _asked(pid: int, port: int, path: Path, token: str) -> RunningStack:
+def _asked(pid: int, port: int, path: Path, token: str, model: str = "") -> RunningStack:
     security = Security(token=token)
-    with Client(f"unix:{path}", security=security, failover_timeout_s=0, directory="off") as client:
+    with Client(
+        f"unix:{path}", security=security, failover_timeout_s=0, directory="off", model=model
+    ) as client:
         try:
             status = client.status(timeout_s=_TIMEOUT_S)
         except errors.Unauthenticated:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from paceline_router.models import RoofModel, RoofModels, RoofState
+from paceline_router.models import RoofModel, RoofModels, RoofState, RoofUse
 
-from paceline.cli.gateway_launch import GatewayLaunch
+from paceline.cli.roof_plan import ModelLaunch, RoofConfig, planned
+from paceline.cli.roof_room import Lodger, moves
 from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
 from paceline.cli.stack import (
     ChildFiles,
     Loading,
     Stack,
-    StackConfig,
     run_all,
     start_gateway,
     starting,
@@ -29,47 +29,40 @@ from paceline.cli.supervisor import Child, ChildFailed, Say
 from paceline.cli.watch import watch_socket
 
 _ROUTER = "paceline_router"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLaunch:
-    """A model to serve under a name, by a stack of its own on free ports of loopback."""
-
-    name: str
-    stack: StackConfig
-    on_demand: bool = False  # loaded when it is asked for, not at the start
-    adapters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RoofConfig:
-    """The models, and the address that leads to all. `router_options` are further flags of the router."""
-
-    models: tuple[ModelLaunch, ...]
-    host: str
-    port: int
-    router_options: tuple[str, ...] = ()
-    client_token: str = field(default="", repr=False)
-    gateway: GatewayLaunch | None = None
+_WAITS = "others are put away for it first"
 
 
 class ModelRoof:
-    """The running models. One whose stack can't be kept running has failed, and the others go on."""
+    """The running models. One whose stack can't be kept running has failed, and the others go on.
 
-    def __init__(self, config: RoofConfig, directory: Path, say: Say, loading: Loading) -> None:
+    `needs`: planned bytes by name, of those for which they are known. What is loaded and put away is decided
+    by `moves`, from the models' states and from what the router says of its calls.
+    """
+
+    def __init__(
+        self, config: RoofConfig, needs: Mapping[str, int], directory: Path, say: Say, loading: Loading
+    ) -> None:
         self.config = config
         self._say, self._loading = say, loading
         self._launches = {one.name: one for one in config.models}
-        self._models = {
-            name: RoofModel(name, RoofState.AVAILABLE, adapters=one.adapters)
+        self._lodgers = {
+            name: Lodger(not one.on_demand, one.keep_alive_s, needs.get(name))
             for name, one in self._launches.items()
         }
-        self._change = asyncio.Event()  # replaced at each change
-        self._version, self._known_version = 1, 0  # of the models: here, and as the router has read them
-        self._known = asyncio.Event()  # replaced whenever the router has read
+        self._models = {
+            name: RoofModel(name, RoofState.AVAILABLE, adapters=one.adapters, memory_bytes=needs.get(name, 0))
+            for name, one in self._launches.items()
+        }
+        self._clock = asyncio.get_running_loop().time
+        self._version, self._since = 1, dict.fromkeys(self._launches, 1)  # of the models; of each's state
+        self._use = RoofUse()  # as the router has said it last
+        self._told, self._heard = asyncio.Event(), asyncio.Event()  # replaced at each change of either
+        self._stir = asyncio.Event()  # one of them has changed
         self._stacks: dict[str, Stack] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self.arranging: asyncio.Task[None] | None = None
         files = ChildFiles.of("router", directory)
         self.socket, self.router_socket = directory / "roof.socket", f"unix:{files.socket}"
 
@@ -90,33 +83,46 @@ class ModelRoof:
     @property
     def models(self) -> RoofModels:
         """The models as they are now."""
-        return RoofModels(self._models.values())
+        return RoofModels(self._models.values(), self._version)
 
     def load(self, name: str) -> None:
-        """Begin to load a model, unless it is loading or loaded, or the roof ends."""
-        if self._models[name].state in (RoofState.AVAILABLE, RoofState.FAILED) and not self._stopping:
+        """Begin to load a model that has no processes, unless the roof ends."""
+        if not (self._models[name].is_held or self._stopping):
             self._tell(name, RoofState.LOADING)
             self._keeping[name] = asyncio.create_task(self._keep(self._launches[name]), name=f"model {name}")
 
-    async def unload(self, name: str) -> None:
-        """Let a model's requests end, and put it away."""
-        if self._models[name].state is RoofState.SERVING:
-            self._tell(name, RoofState.DRAINING)
-            await self._stacks[name].stop()
+    def put_away(self, name: str) -> None:
+        """Let a model's streams end while new calls wait, and then its processes."""
+        self._tell(name, RoofState.DRAINING, socket=self._models[name].socket)
+        self._leaving.add(task := asyncio.create_task(self._leave(name), name=f"unload {name}"))
+        task.add_done_callback(self._leaving.discard)
 
     async def settled(self) -> None:
         """Wait until no model is loading."""
         while any(one.state is RoofState.LOADING for one in self._models.values()):
-            await self._change.wait()
+            await self._told.wait()
 
     async def known(self) -> None:
         """Wait until the router knows the models as they are now."""
-        while self._known_version < self._version:
-            await self._known.wait()
+        while self._use.read < self._version:
+            await self._heard.wait()
+
+    async def arrange(self) -> None:
+        """Load models and put them away as calls need it, until cancelled."""
+        while True:
+            self._stir.clear()
+            again_at = self._move()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(again_at):
+                    await self._stir.wait()
 
     async def supervise(self) -> None:
         """Keep the router and the gateway running until cancelled. Raises ChildFailed to give up."""
-        await run_all(child.keep_running() for child in (self.router, *self.gateways))
+        await run_all([self._arranged(), *(child.keep_running() for child in (self.router, *self.gateways))])
+
+    async def _arranged(self) -> None:
+        if self.arranging is not None:
+            await self.arranging
 
     async def stop(self) -> None:
         """Stop all processes: those that take calls first, which let them end."""
@@ -143,66 +149,120 @@ class ModelRoof:
             task.cancel()  # one that is still starting kills what it has started
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell a router the models, and every change; do what it wishes."""
-        versions: list[int] = []  # of the lines that were told
-        wishing = asyncio.create_task(self._take_wishes(reader, versions))
+        """Tell a router the models, and every change; take in what it says of its calls."""
+        listening = asyncio.create_task(self._listen(reader))
         try:
-            while not wishing.done():
-                change = asyncio.create_task(self._change.wait())
-                versions.append(self._version)
+            while not listening.done():
+                change = asyncio.create_task(self._told.wait())
                 writer.write(self.models.line())
                 await writer.drain()
-                await asyncio.wait({change, wishing}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({change, listening}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
         except OSError:
             pass  # the router has ended
         finally:
-            wishing.cancel()
+            listening.cancel()
             writer.close()
+            self._hear(RoofUse())  # until another one says more, any model may be in use
 
-    async def _take_wishes(self, reader: asyncio.StreamReader, versions: Sequence[int]) -> None:
-        wishes: set[asyncio.Task[None]] = set()
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            wish = json.loads(line)
-            if "read" in wish:  # so many lines
-                self._known_version = versions[wish["read"] - 1]
-                self._known.set()
-                self._known = asyncio.Event()
-                continue
-            if wish["model"] not in self._models:
-                continue
-            if wish["wish"] == "load":
-                self.load(wish["model"])
-            else:
-                wishes.add(task := asyncio.create_task(self.unload(wish["model"])))
-                task.add_done_callback(wishes.discard)
+            self._hear(RoofUse.of(line))
+
+    def _hear(self, use: RoofUse) -> None:
+        for name in {*self._use.busy} - {*use.busy}:
+            self._lodgers[name].used_at = self._clock()
+        self._use = use
+        self._heard.set()
+        self._heard = asyncio.Event()
+        self._stir.set()
+
+    def _move(self) -> float | None:
+        """Do what is to be done now; returns when to look again."""
+        now, use = self._clock(), self._use
+        for name in use.unwanted:
+            if self._models[name].state is RoofState.SERVING:
+                self.put_away(name)
+        for name, lodger in self._lodgers.items():
+            model = self._models[name]
+            if model.state is RoofState.FAILED and not model.may_load and lodger.retry_at <= now:
+                self._tell(name, model.state, detail=model.detail)
+            # What the router has not read yet it can't have said the calls of.
+            lodger.busy = use.read < self._since[name] or name in (*use.busy, *use.wanted)
+        move = moves(self._lodgers, use.wanted, self.config.room, now)
+        for name in move.load:
+            self.load(name)
+        for name in move.put_away:
+            self.put_away(name)
+        for name, model in self._models.items():
+            if (name == move.waits) != (model.detail == _WAITS) and not model.is_held:
+                self._tell(name, RoofState.AVAILABLE, detail=_WAITS if name == move.waits else "")
+        return move.again_at
+
+    async def _leave(self, name: str) -> None:
+        """Stop a draining model's processes once no stream is left."""
+        while self._use.read < self._since[name] or name in self._use.busy:
+            await self._heard.wait()
+        if (stack := self._stacks.get(name)) is not None:
+            await stack.stop()
 
     async def _keep(self, launch: ModelLaunch) -> None:
         """Start a model's stack and keep it running until it is stopped. What fails is told, and said."""
         name, state, detail = launch.name, RoofState.AVAILABLE, ""
         try:
-            async with starting(launch.stack, _named(name, self._say), self._loading) as stack:
+            if self.config.room is not None and self._lodgers[name].need is None:
+                await self._plan(launch)
+                return  # it is wanted still
+            async with starting(launch.stack, named_lines(name, self._say), self._loading) as stack:
                 self._stacks[name] = stack
                 if not self._stopping:
+                    self._lodgers[name].serves(self._clock())
                     self._tell(name, RoofState.SERVING, socket=stack.socket.removeprefix("unix:"))
                     await stack.supervise()
         except (ChildFailed, OSError) as error:
-            state, detail = RoofState.FAILED, str(error)
+            state, detail = RoofState.FAILED, str(error)[:500]
+            self._lodgers[name].failed(self._clock())
             self._say("roof", f"model {name} has failed, and the others go on: {error}")
         finally:
             self._stacks.pop(name, None)
-            self._tell(name, state, detail=detail[:500])
+            self._tell(name, state, detail=detail)
 
-    def _tell(self, name: str, state: RoofState, socket: str = "", detail: str = "") -> None:
-        self._models[name] = replace(self._models[name], state=state, socket=socket, detail=detail)
+    async def _plan(self, launch: ModelLaunch) -> None:
+        """Learn what a model needs. Raises ChildFailed if that can't be known, or is too much."""
+        needs, problems = await planned([launch])
+        if problems:
+            raise ChildFailed(problems[launch.name])
+        known = {name: one.need for name, one in self._lodgers.items() if one.need is not None}
+        self.config.check_fits(known | needs)
+        self._lodgers[launch.name].need = needs[launch.name]
+
+    def _tell(self, name: str, state: RoofState, *, socket: str = "", detail: str = "") -> None:
+        lodger, before = self._lodgers[name], self._models[name]
+        lodger.state = state
+        self._models[name] = replace(
+            before,
+            state=state,
+            socket=socket,
+            detail=detail,
+            memory_bytes=lodger.need or 0,
+            loads=before.loads + (state is RoofState.LOADING),
+            may_load=lodger.retry_at <= self._clock(),
+        )
         self._version += 1
-        self._change.set()
-        self._change = asyncio.Event()
+        self._since[name] = self._version
+        self._told.set()
+        self._told = asyncio.Event()
+        self._stir.set()
 
 
-def _named(name: str, say: Say) -> Say:
-    """Says lines of a model's children with its name."""
-    return lambda child, line: say(child, f"[{name}] {line}")
+def named_lines(name: str, say: Say) -> Say:
+    """Says lines of a model's children with its name: objects as a field, other lines in front."""
+
+    def said(child: str, line: str) -> None:
+        is_object = line.startswith("{") and line.endswith("}")
+        say(child, f'{{"model": {json.dumps(name)}, {line[1:]}' if is_object else f"[{name}] {line}")
+
+    return said
 
 
 @asynccontextmanager
@@ -211,14 +271,20 @@ async def roofing(config: RoofConfig, say: Say, loading: Loading) -> AsyncIterat
 
     Raises ChildFailed if the router does not start, or none of these models.
     """
+    needs, problems = await planned(config.models) if config.room is not None else ({}, {})
+    config.check_fits(needs)
+    for name, problem in problems.items():
+        say("roof", f"model {name} can't be planned: {problem}")
     async with AsyncExitStack() as cleanup:
         directory = cleanup.enter_context(scratch_directory())
-        roof = ModelRoof(config, directory, say, loading)
+        roof = ModelRoof(config, needs, directory, say, loading)
         listener = await asyncio.start_unix_server(roof.connected, roof.socket)
         cleanup.callback(listener.close)
         cleanup.push_async_callback(roof.stop)
         try:
             await roof.router.start(config.port)
+            roof.arranging = asyncio.create_task(roof.arrange())
+            cleanup.callback(roof.arranging.cancel)
             kept = [one.name for one in config.models if not one.on_demand]
             for name in kept:
                 roof.load(name)

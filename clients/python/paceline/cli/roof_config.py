@@ -18,14 +18,15 @@ from paceline.channel import is_loopback
 from paceline.cli.common import fail, stderr
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
-from paceline.cli.roof import ModelLaunch, ModelRoof, RoofConfig
+from paceline.cli.roof import ModelRoof
+from paceline.cli.roof_plan import ModelLaunch, RoofConfig
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
 from paceline.cli.stack import StackConfig
 
 MAX_MODELS = 64
 _FIELDS = (
     "name", "model", "backend", "on-demand", "draft-model", "draft-backend", "draft", "executor", "scheduler",
-    "adapter-dir", "adapters",
+    "adapter-dir", "adapters", "keep-alive-s",
 )  # fmt: skip
 _ROUTERS = ("tls-cert", "tls-key", "health-port", "health-host", "metrics-port", "metrics-host", "reflection")
 _EVERYBODYS = ("tokens-file", "auth-token-file", "drain-timeout-s")
@@ -45,6 +46,7 @@ class ForAllModels:
     plain: Sequence[str]  # --insecure, or nothing
     executor: Sequence[str]
     scheduler: Sequence[str]
+    memory: int | None = None  # bytes of all processes together; None: no bound
 
 
 def are_several(given: Sequence[str]) -> bool:
@@ -54,8 +56,9 @@ def are_several(given: Sequence[str]) -> bool:
 
 def roof_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLaunch | None) -> RoofConfig:
     """The models to serve. Exits with an error for what can't be served, before anything is started."""
+    keep_alive_s: float | None = None
     if len(given) == 1:
-        entries = _read(Path(given[0]))
+        entries, keep_alive_s = _read(Path(given[0]))
     elif any(_is_file_of_models(one) for one in given):
         fail("give either models or one YAML file of models", 2)
     else:
@@ -64,14 +67,22 @@ def roof_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLaun
         fail(f"expected 1 to {MAX_MODELS} models, got {len(entries)}", 2)
     own, everybodys, models = _split(shared.scheduler)
     _require_tokens(shared, everybodys)
-    launches = tuple(_launch(entry, shared, (*everybodys, *models)) for entry in entries)
+    # With a bound, all but the first one may be put away for another.
+    defaults = [
+        {"on-demand": shared.memory is not None and number > 0, "keep-alive-s": keep_alive_s}
+        for number in range(len(entries))
+    ]
+    launches = tuple(
+        _launch(default | entry, shared, (*everybodys, *models))
+        for default, entry in zip(defaults, entries, strict=True)
+    )
     names = [one.name for one in launches]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         fail(f"two models are called {twice[0]}: give them names in a YAML file of models", 2)
     if launches[0].on_demand:
         fail(f"{names[0]}: the first model is what calls mean that name none, so it is not on-demand", 2)
     options = (*shared.logs, *shared.plain, *own, *everybodys)
-    return RoofConfig(launches, shared.host, shared.port, options, shared.token, gateway)
+    return RoofConfig(launches, shared.host, shared.port, options, shared.token, gateway, shared.memory)
 
 
 def announce_roof(roof: ModelRoof, port_file: Path | None) -> None:
@@ -99,15 +110,29 @@ def _is_file_of_models(given: str) -> bool:
     return given.endswith((".yaml", ".yml"))
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a YAML file: a list under `models`. Exits with an error that names the entry's field."""
+def bytes_of(text: str | None, option: str) -> int | None:
+    """A size as settings have it, "12GB" or "12GiB". Exits with an error for another text."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError  # installed with the services only
+
+    try:
+        return None if text is None else int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        fail(f"{option}: expected a size like 12GB, got {text!r:.80}", 2)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], float | None]:
+    """The entries of a YAML file, a list under `models`, and `keep-alive-s` beside it.
+
+    Exits with an error that names the entry's field.
+    """
     try:
         content = yaml.safe_load(read_bounded(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         fail(f"{path}: {error}", 2)
     entries = content.get("models") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or len(content) != 1:
-        fail(f"{path}: expected one list, `models:`", 2)
+    if not isinstance(entries, list) or content.keys() - {"models", "keep-alive-s"}:
+        fail(f"{path}: expected one list, `models:`, and perhaps `keep-alive-s:`", 2)
+    _check_keep_alive(content, str(path))
     for number, entry in enumerate(entries, start=1):
         where = f"{path}: model {number}"
         if not isinstance(entry, dict) or not all(isinstance(key, str) for key in entry):
@@ -115,11 +140,20 @@ def _read(path: Path) -> list[dict[str, Any]]:
         for key, value in entry.items():
             if key not in _FIELDS:
                 fail(f"{where}: no field is called {key!r:.80}{nearest(key, _FIELDS)}", 2)
+            if key == "keep-alive-s":
+                continue
             wanted: Any = {"on-demand": bool, "adapters": list}.get(key, str)
             wanted = dict if key in ("executor", "scheduler", "draft") else wanted
             if not isinstance(value, wanted):
                 fail(f"{where}: {key}: expected a {wanted.__name__}, got {value!r:.80}", 2)
-    return entries
+        _check_keep_alive(entry, where)
+    return entries, content.get("keep-alive-s")
+
+
+def _check_keep_alive(fields: Mapping[str, Any], where: str) -> None:
+    value = fields.get("keep-alive-s")
+    if value is not None and not (type(value) in (int, float) and 0 < value < float("inf")):
+        fail(f"{where}: keep-alive-s: expected seconds above 0, got {value!r:.80}", 2)
 
 
 def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[str]) -> ModelLaunch:
@@ -155,6 +189,7 @@ def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[
         ),
         entry.get("on-demand", False),
         tuple(str(one).partition("=")[0] for one in entry.get("adapters", ())),
+        entry.get("keep-alive-s"),
     )
 
 

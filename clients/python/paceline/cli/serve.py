@@ -29,8 +29,9 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.roof import ModelRoof, RoofConfig, roofing
-from paceline.cli.roof_config import ForAllModels, announce_roof, are_several, roof_config
+from paceline.cli.roof import ModelRoof, roofing
+from paceline.cli.roof_config import ForAllModels, announce_roof, are_several, bytes_of, roof_config
+from paceline.cli.roof_plan import RoofConfig
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
@@ -125,6 +126,15 @@ def serve(
     served_model_name: Annotated[
         str, typer.Option(help="The model's name for OpenAI clients. Default: its own.", show_default=False)
     ] = "",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Of several models: what all processes together may take, as in 12GB. All models but the"
+            " first are then loaded when they are asked for, and put away for others.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")] = False,
     log_level: Annotated[
@@ -208,7 +218,15 @@ def serve(
         config = roof_config(
             given,
             ForAllModels(
-                backend, host, port, token, logs, plain, flags(executor_option), flags(scheduler_option)
+                backend,
+                host,
+                port,
+                token,
+                logs,
+                plain,
+                flags(executor_option),
+                flags(scheduler_option),
+                bytes_of(memory, "--memory"),
             ),
             gateway,
         )
@@ -216,6 +234,8 @@ def serve(
         require_free(host, port, "--port")
         _run(config, port_file)
         return
+    if memory is not None:
+        fail("--memory is for several models; of one, -E kv-memory=SIZE bounds the pages", 2)
     config = StackConfig(
         backend=backend,
         model=served_model(backend, chosen),

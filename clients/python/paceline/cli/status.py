@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline import errors
-from paceline.cli.common import DEFAULT_ADDRESS, Address, console, one_line_errors, security
+from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, one_line_errors, security
 from paceline.client import Client
 from paceline.types import ExecutorStatus, ModelInfo, Status
 
@@ -33,11 +33,14 @@ def status(
         bool, typer.Option("--json", help="One JSON object (a line each with --watch).")
     ] = False,
     address: Address = DEFAULT_ADDRESS,
+    of_model: OfModel = "",
 ) -> None:
     """Show what the scheduler and its executors are doing."""
     with (
         one_line_errors(address),
-        Client(address, security=security(context), failover_timeout_s=0, directory="off") as client,
+        Client(
+            address, security=security(context), failover_timeout_s=0, directory="off", model=of_model
+        ) as client,
     ):
 
         def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:

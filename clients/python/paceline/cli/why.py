@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from paceline.cli.common import DEFAULT_ADDRESS, Address, console, fail, one_line_errors, security
+from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
 from paceline.client import Client
 from paceline.types import RequestWait
 
@@ -30,6 +30,7 @@ def why(
     everybody: Annotated[bool, typer.Option("--all", help="Anybody's requests; for administrators.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request and line.")] = False,
     address: Address = DEFAULT_ADDRESS,
+    model: OfModel = "",
 ) -> None:
     """Say why a request waits, for how long it has by reason, and what would help.
 
@@ -41,7 +42,9 @@ def why(
         fail("--identity and --all exclude each other", 2)
     with (
         one_line_errors(address),
-        Client(address, security=security(context), failover_timeout_s=0, directory="off") as client,
+        Client(
+            address, security=security(context), failover_timeout_s=0, directory="off", model=model
+        ) as client,
     ):
         found = client.why(request_id, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
     for one in found.requests:

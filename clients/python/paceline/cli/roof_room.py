@@ -1,0 +1,100 @@
+"""Which models of a roof are loaded next, and which are put away for them. Pure: time is passed in.
+
+Models are loaded in the order in which calls began to wait for them, and none overtakes, so each gets its
+turn. For one that does not fit, those that are not used go first, the least recently used one before the
+others; then one that is in use, once it has had `TURN_S`: its live streams end, and its new calls wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline_router.models import RoofState
+
+TURN_S = 10.0
+"""Time that a loaded model has at least for streams that others wait for."""
+FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
+"""Time in which a model that has failed is not loaded again: doubled each time."""
+_HELD = (RoofState.LOADING, RoofState.SERVING, RoofState.DRAINING)
+
+
+@dataclass(slots=True)
+class Lodger:
+    """A model, as far as its memory is concerned. Times are in seconds, of one clock."""
+
+    stays: bool = False  # it is never put away for another
+    keep_alive_s: float | None = None  # unused for so long, it is put away; None: only for another
+    need: int | None = None  # bytes, from the beginning of its load on; None: unknown
+    state: RoofState = RoofState.AVAILABLE
+    busy: bool = False  # it has streams, or may have some that are not known yet
+    loaded_at: float = 0.0
+    used_at: float = 0.0  # the end of its last use
+    retry_at: float = 0.0  # when one that has failed may be loaded again
+    failures: int = 0  # since it last served
+
+    def failed(self, now: float) -> None:
+        """Record that it could not be loaded, or kept running."""
+        self.retry_at = now + min(FIRST_RETRY_S * 2.0**self.failures, LAST_RETRY_S)
+        self.failures += 1
+
+    def serves(self, now: float) -> None:
+        """Record that it is loaded."""
+        self.loaded_at = self.used_at = now
+        self.failures = 0
+
+
+@dataclass(slots=True)
+class Moves:
+    """What is to be done now. `again_at`: when to look again if nothing happens before."""
+
+    load: list[str] = field(default_factory=list)
+    put_away: list[str] = field(default_factory=list)
+    waits: str = ""  # the model that others are put away for
+    again_at: float | None = None
+
+    def look_at(self, at: float) -> None:
+        """Look again then, at the latest."""
+        self.again_at = at if self.again_at is None else min(self.again_at, at)
+
+
+def moves(lodgers: Mapping[str, Lodger], wanted: Sequence[str], bound: int | None, now: float) -> Moves:
+    """The moves at a time. `wanted`: names, longest waiting first. `bound`: bytes of all models together."""
+    found = Moves()
+    for name, one in lodgers.items():
+        if one.state is RoofState.FAILED and one.retry_at > now:
+            found.look_at(one.retry_at)
+        if one.state is RoofState.SERVING and not (one.busy or one.stays) and one.keep_alive_s is not None:
+            if one.used_at + one.keep_alive_s <= now:
+                found.put_away.append(name)
+            else:
+                found.look_at(one.used_at + one.keep_alive_s)
+    held = sum(one.need or 0 for one in lodgers.values() if one.state in _HELD)
+    for name in wanted:
+        one = lodgers[name]
+        if one.state in _HELD or (one.state is RoofState.FAILED and one.retry_at > now):
+            continue
+        if bound is not None and held + (one.need or 0) > bound:
+            found.waits = name
+            _make_room(held + (one.need or 0) - bound, lodgers, found, now)
+            break  # nobody overtakes it
+        found.load.append(name)
+        held += one.need or 0
+    return found
+
+
+def _make_room(short: int, lodgers: Mapping[str, Lodger], found: Moves, now: float) -> None:
+    """Add those that are put away for a model that is `short` of so many bytes."""
+    leaving = {name for name, one in lodgers.items() if one.state is RoofState.DRAINING} | {*found.put_away}
+    short -= sum(lodgers[name].need or 0 for name in leaving)
+    others = [
+        (name, one) for name, one in lodgers.items() if one.state is RoofState.SERVING and not one.stays
+    ]
+    for name, one in sorted(others, key=lambda other: (other[1].busy, other[1].used_at)):
+        if short <= 0 or name in leaving:
+            continue
+        if one.busy and one.loaded_at + TURN_S > now:
+            found.look_at(one.loaded_at + TURN_S)
+            continue
+        found.put_away.append(name)
+        short -= one.need or 0
