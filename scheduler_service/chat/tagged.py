@@ -66,7 +66,7 @@ MINIMAX = TagSyntax(
 )
 
 
-class _Place(enum.Enum):
+class _TagPlace(enum.Enum):
     TEXT = 0
     HEAD = 1  # before the tag before a name
     NAME = 2
@@ -79,7 +79,7 @@ class _Place(enum.Enum):
     AFTER = 9  # the end marker
 
 
-_SPACED = frozenset({_Place.HEAD, _Place.BODY, _Place.OPENING, _Place.BEHIND, _Place.AFTER})
+_SPACED = frozenset({_TagPlace.HEAD, _TagPlace.BODY, _TagPlace.OPENING, _TagPlace.BEHIND, _TagPlace.AFTER})
 """Where white space may stand."""
 
 
@@ -96,7 +96,7 @@ class TaggedParser(MarkedTextParser):
         """`tools` that may be called. `by_id`: the outer markers come by `marker`, not in the text."""
         super().__init__((syntax.begin, syntax.end), by_id=by_id)
         self._syntax, self._tools = syntax, tools
-        self._place = _Place.TEXT
+        self._place = _TagPlace.TEXT
         self._held: list[str] = []  # what came since the last event: text, unless a call comes of it
         self._word = ""  # the tag or the name that is being read
         self._tool = ""
@@ -109,23 +109,23 @@ class TaggedParser(MarkedTextParser):
 
     def marker(self, marker: str) -> Iterator[Event]:
         """As `CallParser.marker`."""
-        if self._place is _Place.VALUE:
+        if self._place is _TagPlace.VALUE:
             yield from self._text(marker)
         elif marker == self._syntax.begin:
-            if self._place in (_Place.BEHIND, _Place.AFTER):  # the end marker may be missing
+            if self._place in (_TagPlace.BEHIND, _TagPlace.AFTER):  # the end marker may be missing
                 self._held.clear()
             yield from self._give_up()
             self._held.append(marker)
             self._begin_call()
         else:
             if not self._syntax.tail and (
-                self._place is _Place.BODY or (self._place is _Place.NAME and self._word in self._tools)
+                self._place is _TagPlace.BODY or (self._place is _TagPlace.NAME and self._word in self._tools)
             ):
-                self._tool = self._tool if self._place is _Place.BODY else self._word
+                self._tool = self._tool if self._place is _TagPlace.BODY else self._word
                 yield from self._end_call()
-            if self._place is _Place.BEHIND:
+            if self._place is _TagPlace.BEHIND:
                 self._held.clear()
-                self._place = _Place.AFTER
+                self._place = _TagPlace.AFTER
             else:
                 self._held.append(marker)
                 yield from self._give_up()
@@ -133,25 +133,25 @@ class TaggedParser(MarkedTextParser):
     def flush(self) -> Iterator[Event]:
         """As `CallParser.flush`."""
         yield from self._flush_markers()
-        if self._place is _Place.VALUE and self._is_sent:
+        if self._place is _TagPlace.VALUE and self._is_sent:
             yield Arguments(json.dumps(self._kept, ensure_ascii=False)[1:-1])
             return
-        is_behind = self._place in (_Place.BEHIND, _Place.AFTER) or self._begun
+        is_behind = self._place in (_TagPlace.BEHIND, _TagPlace.AFTER) or self._begun
         if is_behind and not "".join(self._held).strip(WHITE_SPACE):
             self._held.clear()
         yield from self._give_up()
 
     def _begin_call(self) -> None:
         self._word, self._begun, self._count = "", False, 0
-        self._place = _Place.HEAD
+        self._place = _TagPlace.HEAD
 
     def _text(self, text: str) -> Iterator[Event]:
         at = 0
         while at < len(text):
-            if self._place is _Place.TEXT:
+            if self._place is _TagPlace.TEXT:
                 yield text[at:]
                 return
-            if self._place is _Place.VALUE:
+            if self._place is _TagPlace.VALUE:
                 at = yield from self._in_value(text, at)
                 continue
             c = text[at]
@@ -168,30 +168,30 @@ class TaggedParser(MarkedTextParser):
     def _in_tag(self, c: str) -> Iterable[Event] | None:
         """Take a character outside of values, and not white space between tags; None: it can't stand here."""
         syntax = self._syntax
-        if self._place is _Place.HEAD and not syntax.name[0]:
-            self._place = _Place.NAME
-        if self._place is _Place.NAME:
+        if self._place is _TagPlace.HEAD and not syntax.name[0]:
+            self._place = _TagPlace.NAME
+        if self._place is _TagPlace.NAME:
             if (c.isascii() and c.isalnum()) or c in "_-":
                 self._word += c
                 return () if len(self._word) < _MAX_WORD else None
             self._tool, self._word = self._word, ""
             if self._tool not in self._tools:
                 return None
-            self._place = _Place.NAMED if syntax.name[1] else _Place.BODY
-            if self._place is _Place.BODY and c in WHITE_SPACE:
+            self._place = _TagPlace.NAMED if syntax.name[1] else _TagPlace.BODY
+            if self._place is _TagPlace.BODY and c in WHITE_SPACE:
                 return ()
         self._word += c
-        if self._place is _Place.KEY:
+        if self._place is _TagPlace.KEY:
             if self._word.endswith(syntax.key[1]):
                 self._key, self._word = self._word.removesuffix(syntax.key[1]), ""
-                self._place = _Place.OPENING
+                self._place = _TagPlace.OPENING
                 if not syntax.value[0]:
                     self._begin_value()
             return () if len(self._word) < _MAX_WORD else None
         expected = self._expected()
         if self._word in expected:
             found, self._word = self._word, ""
-            if self._place is _Place.BODY and found == syntax.tail:
+            if self._place is _TagPlace.BODY and found == syntax.tail:
                 return self._end_call()
             self._go_on()
             return ()
@@ -201,35 +201,35 @@ class TaggedParser(MarkedTextParser):
         """The tags that may stand here."""
         syntax = self._syntax
         match self._place:
-            case _Place.HEAD:
+            case _TagPlace.HEAD:
                 return (syntax.name[0],)
-            case _Place.NAMED:
+            case _TagPlace.NAMED:
                 return (syntax.name[1],)
-            case _Place.BODY:
+            case _TagPlace.BODY:
                 return (syntax.key[0], syntax.tail) if syntax.tail else (syntax.key[0],)
-            case _Place.OPENING:
+            case _TagPlace.OPENING:
                 return (syntax.value[0],)
-            case _Place.BEHIND if syntax.tail:
+            case _TagPlace.BEHIND if syntax.tail:
                 return (syntax.name[0],)
         return ()
 
     def _go_on(self) -> None:
         """Behind a tag."""
         match self._place:
-            case _Place.HEAD:
-                self._place = _Place.NAME
-            case _Place.BEHIND:
+            case _TagPlace.HEAD:
+                self._place = _TagPlace.NAME
+            case _TagPlace.BEHIND:
                 self._begin_call()
-                self._place = _Place.NAME
-            case _Place.NAMED:
-                self._place = _Place.BODY
-            case _Place.BODY:
-                self._place = _Place.KEY
+                self._place = _TagPlace.NAME
+            case _TagPlace.NAMED:
+                self._place = _TagPlace.BODY
+            case _TagPlace.BODY:
+                self._place = _TagPlace.KEY
             case _:
                 self._begin_value()
 
     def _begin_value(self) -> None:
-        self._place, self._kept, self._is_sent = _Place.VALUE, "", False
+        self._place, self._kept, self._is_sent = _TagPlace.VALUE, "", False
         self._value.clear()
 
     def _in_value(self, text: str, at: int) -> Generator[Event, None, int]:
@@ -277,7 +277,7 @@ class TaggedParser(MarkedTextParser):
             written = argument_as_json("".join(self._value), self._tools[self._tool].get(self._key))
             written = self._before_value() + written
         self._count += 1
-        self._place = _Place.BODY
+        self._place = _TagPlace.BODY
         yield from self._say(written)
 
     def _before_value(self) -> str:
@@ -285,7 +285,7 @@ class TaggedParser(MarkedTextParser):
 
     def _end_call(self) -> Iterator[Event]:
         yield from self._say("}" if self._count else "{}")
-        self._place = _Place.BEHIND
+        self._place = _TagPlace.BEHIND
 
     def _say(self, arguments: str) -> Iterator[Event]:
         """Pass arguments on, with the call's beginning if these are the first."""
@@ -299,7 +299,7 @@ class TaggedParser(MarkedTextParser):
         """What was held is text."""
         text = "".join(self._held)
         self._held.clear()
-        self._place, self._begun = _Place.TEXT, False
+        self._place, self._begun = _TagPlace.TEXT, False
         if text:
             yield text
 
