@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from paceline.channel import Link, Security, open_channel
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from tests.support.memory import family, proportional_bytes
 from tests.support.serve import Serve, run, serving
 
 BOUND = "760MB"  # of serve, its router and two of the models
@@ -45,27 +47,6 @@ def roof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 def tokens(client: paceline.Client, model: str, count: int = 20) -> tuple[int, ...]:
     answer = client.complete("the same", model=model, max_tokens=count, temperature=0, ignore_eos=True)
     return tuple(answer.token_ids)
-
-
-def family(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += family(int(child))
-    return found
-
-
-def proportional_bytes(pid: int) -> int:
-    """PSS of a process and all below it; one that has just ended has none."""
-    total = 0
-    for one in family(pid):
-        try:
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
 
 
 def test_calls_of_models_that_do_not_fit_together_all_end_with_their_tokens_within_the_bound(
@@ -167,6 +148,7 @@ def test_clients_without_the_right_can_not_load_models(tmp_path: Path) -> None:
 
 
 def test_a_model_that_has_failed_says_why_and_is_loaded_once_it_can_be(tmp_path: Path) -> None:
+    """Its file is missing at first, and again when its executor has died."""
     script = tmp_path / "script.txt"
     models = file_of_models(tmp_path)
     models.write_text(
@@ -188,6 +170,19 @@ def test_a_model_that_has_failed_says_why_and_is_loaded_once_it_can_be(tmp_path:
         while (call := stub.GenerateUnary.future(asked)).code() is grpc.StatusCode.UNAVAILABLE:
             assert "model d: failed, " in (call.details() or "")
         assert call.code() is grpc.StatusCode.OK
+        script.unlink()
+        assert stub.GenerateUnary.future(asked).code() is grpc.StatusCode.OK  # it is loaded
+        (executor,) = [
+            pid
+            for pid in family(serve.process.pid)
+            if b"--backend\0script\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(executor, signal.SIGKILL)
+        while "model d: failed, " not in ((call := stub.GenerateUnary.future(asked)).details() or ""):
+            pass
+        assert str(script) in (call.details() or "")
+        with paceline.Client(serve.address) as client:
+            assert tokens(client, "a")
 
 
 def test_a_model_is_put_away_when_it_was_not_used_for_its_keep_alive_time(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +58,7 @@ class ModelRoof:
         self._use = RoofUse()  # as the router has said it last
         self._told, self._heard = asyncio.Event(), asyncio.Event()  # replaced at each change of either
         self._stir = asyncio.Event()  # one of them has changed
+        self._listening: asyncio.Task[None] | None = None  # to the router that came last
         self._stacks: dict[str, Stack] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -97,9 +98,9 @@ class ModelRoof:
         self._leaving.add(task := asyncio.create_task(self._leave(name), name=f"unload {name}"))
         task.add_done_callback(self._leaving.discard)
 
-    async def settled(self) -> None:
-        """Wait until no model is loading."""
-        while any(one.state is RoofState.LOADING for one in self._models.values()):
+    async def settled(self, names: Collection[str]) -> None:
+        """Wait until none of these models is loading."""
+        while any(self._models[name].state is RoofState.LOADING for name in names):
             await self._told.wait()
 
     async def known(self) -> None:
@@ -150,7 +151,7 @@ class ModelRoof:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell a router the models, and every change; take in what it says of its calls."""
-        listening = asyncio.create_task(self._listen(reader))
+        listening = self._listening = asyncio.create_task(self._listen(reader))
         try:
             while not listening.done():
                 change = asyncio.create_task(self._told.wait())
@@ -163,7 +164,8 @@ class ModelRoof:
         finally:
             listening.cancel()
             writer.close()
-            self._hear(RoofUse())  # until another one says more, any model may be in use
+            if self._listening is listening:  # no other router came meanwhile
+                self._hear(RoofUse())  # until one says more, any model may be in use
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -288,7 +290,7 @@ async def roofing(config: RoofConfig, say: Say, loading: Loading) -> AsyncIterat
             kept = [one.name for one in config.models if not one.on_demand]
             for name in kept:
                 roof.load(name)
-            await roof.settled()
+            await roof.settled(kept)
             await while_running(roof.known(), roof.router)
             failed = [one for one in roof.models if one.state is RoofState.FAILED]
             if failed and len(failed) == len(kept):

@@ -1,0 +1,30 @@
+"""What processes take of memory, as the operating system divides it among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:  # it has just ended
+            continue
+        for child in children:
+            found += family(int(child))
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS of a process and all below it; one that has just ended has none."""
+    total = 0
+    for one in family(pid):
+        try:
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
