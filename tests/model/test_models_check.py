@@ -99,9 +99,9 @@ def test_a_model_of_any_size_is_checked_by_its_headers(tiny: Path, tmp_path: Pat
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head)
-        file.truncate(8 + len(head) + at)  # a hole: 140 GB that nobody reads
+    with (path / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(head)) + head)
+        stream.truncate(8 + len(head) + at)  # a hole: 140 GB that nobody reads
     found = examined(path)
     assert found["problem"] == ""
     assert found["weight_bytes"]["bfloat16"] == at > 100e9
