@@ -14,6 +14,7 @@ from transformers import (
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -31,6 +32,14 @@ _GRANITE = {
     "attention_multiplier": 0.4,
     "logits_scaling": 3.0,
 }
+GRANITE_HYBRID: dict[str, Any] = {
+    "layer_types": ["attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 56,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 2,
+}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}}
 _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _PAIRS = {"head_dim": 12}
@@ -39,6 +48,7 @@ _GROWING = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_bet
 CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "granite": (GraniteConfig, _GRANITE),
+    "granitemoehybrid": (GraniteMoeHybridConfig, _GRANITE | GRANITE_HYBRID),
     "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
     "seed_oss": (SeedOssConfig, {"head_dim": 12}),
     "ernie4_5": (Ernie4_5Config, _PAIRS),
@@ -78,6 +88,12 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {"mlp-bias": {"mlp_bias": True, "attention_bias": True}},
     "granite": {
         "biases": {"mlp_bias": True, "attention_bias": True},
+        "yarn": {"rope_parameters": _YARN},
+        "large-residual": {"residual_multiplier": 3.0},
+    },
+    "granitemoehybrid": {
+        "bias": {"attention_bias": True},
+        "not-rotated": {"position_embedding_type": "nope"},
         "yarn": {"rope_parameters": _YARN},
         "large-residual": {"residual_multiplier": 3.0},
     },
@@ -150,6 +166,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 FAST_CASES = [
     ("llama", "mlp-bias"),
     ("granite", "biases"),
+    ("granitemoehybrid", "not-rotated"),
     ("smollm3", "interval"),
     ("seed_oss", "all-biases"),
     ("ernie4_5", "odd-heads"),

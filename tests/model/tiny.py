@@ -17,6 +17,7 @@ from transformers import (
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -35,6 +36,8 @@ from transformers import (
     SeedOssConfig,
     SmolLM3Config,
 )
+
+from tests.model.newer_architectures import GRANITE_HYBRID
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -108,6 +111,9 @@ MORE_CONFIGS: dict[str, Any] = {
 ALL_CONFIGS = CONFIGS | MORE_CONFIGS
 NEWER_CONFIGS: dict[str, Any] = {
     "granite": lambda: GraniteConfig(**_SIZES),
+    "granitemoehybrid": lambda: GraniteMoeHybridConfig(
+        **_SIZES, **GRANITE_HYBRID | {"layer_types": ["attention"] * 3}
+    ),
     "smollm3": lambda: SmolLM3Config(**_SIZES, no_rope_layers=[1, 0, 1]),
     "seed_oss": lambda: SeedOssConfig(**_SIZES, head_dim=16),
     "ernie4_5": lambda: Ernie4_5Config(**_SIZES, head_dim=16),

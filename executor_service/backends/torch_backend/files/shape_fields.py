@@ -38,6 +38,8 @@ def by_fields(name: str) -> str:
     fields = _FIELDS.get(layer, ())
     if "block_sparse_moe" in path:
         fields = ("intermediate_size", "hidden_size", "num_local_experts")
+    elif "shared_mlp" in path:
+        fields = ("shared_intermediate_size", "hidden_size")
     elif "experts" in path:
         fields = ("moe_intermediate_size", "hidden_size", *_EXPERTS)
     elif {"shared_expert", "shared_experts"} & {*path}:

@@ -162,6 +162,10 @@ def _caps(f: Fields, family: Family) -> tuple[float, float]:
 
 def _unrotated(f: Fields, family: Family, layers: int, window: WindowSpec | None) -> frozenset[int]:
     """The layers without a rotary embedding."""
+    if family.rotated_if_named:
+        f.only("position_embedding_type", ("rope", "nope"))
+        named = f.get("position_embedding_type", None) == "rope"
+        return frozenset() if named else frozenset(range(layers))
     if window is not None and family.window is not None and family.window.only_rotated:
         return frozenset(range(layers)) - window.layers
     if not family.unrotated_every:

@@ -13,6 +13,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import Wind
 from executor_service.files.fields import Fields, shown
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL_BEFORE = "attention"  # in files from before transformers 5 (Granite 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def _kinds(f: Fields, layers: int) -> Sequence[str] | None:
         return None
     if not isinstance(given, list) or len(given) < layers:
         raise f.fault(f"layer_types is {shown(given)}, expected a list of {layers} types, num_hidden_layers")
+    given = [_FULL if kind == _FULL_BEFORE else kind for kind in given]
     unknown = [kind for kind in given if kind not in (_FULL, _SLIDING)]
     if unknown:
         raise f.fault(f"layer_types: {shown(unknown[0])} is not supported, only {_FULL} and {_SLIDING}")

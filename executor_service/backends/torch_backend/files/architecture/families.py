@@ -13,6 +13,7 @@ from executor_service.backends.torch_backend.files.architecture.family_shared im
     NORMS_AFTER,
     OLMO,
     QWEN,
+    UNUSED_MIXERS,
 )
 from executor_service.backends.torch_backend.files.architecture.mixture_families import MIXTURES
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
@@ -29,6 +30,20 @@ FAMILIES: Mapping[str, Family] = {
         gguf_pairs=True,
     ),
     "granite": Family(sizes=LLAMA, gguf="granite", biases=MLP_BIASES, multipliers=True, gguf_pairs=True),
+    "granitemoehybrid": Family(  # of attention and dense layers alone
+        sizes=LLAMA | {"shared_intermediate_size": 1024},
+        gguf="",  # llama.cpp writes such models as `granite`
+        fields=UNUSED_MIXERS | {"position_embedding_type"},
+        expected={"normalization_function": ("rmsnorm",)},
+        inner_field="shared_intermediate_size",
+        multipliers=True,
+        rotated_if_named=True,
+        fused=(GATE_UP,),
+        renamed=(
+            ("mlp.gate_up_proj", "shared_mlp.input_linear"),
+            ("mlp.down_proj", "shared_mlp.output_linear"),
+        ),
+    ),
     "seed_oss": Family(
         sizes={
             "vocab_size": 155_136,

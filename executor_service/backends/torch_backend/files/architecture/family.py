@@ -65,6 +65,7 @@ class Family:
     window: WindowRule | None = None
     biases: BiasRule = _BIASES
     unrotated_every: int = 0  # default of `no_rope_layer_interval`; 0: it has no such layers
+    rotated_if_named: bool = False  # no layer is rotated unless `position_embedding_type` is "rope"
     rope: RopeRule = _ROPE
     norm_eps: float = 1e-6  # default of `rms_norm_eps`
     norms: NormNames = _NORMS

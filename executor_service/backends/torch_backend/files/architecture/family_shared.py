@@ -58,6 +58,21 @@ GLM = {
     "head_dim": 128,
     "max_position_embeddings": 131_072,
 }
+UNUSED_MIXERS = frozenset(
+    {
+        *("intermediate_size", "num_experts_per_tok", "init_method", "time_step_limit", "mamba_n_heads"),
+        *(
+            "mamba_n_groups",
+            "mamba_d_state",
+            "mamba_d_head",
+            "mamba_d_conv",
+            "mamba_expand",
+            "mamba_chunk_size",
+        ),
+        *("mamba_conv_bias", "mamba_proj_bias"),
+    }
+)
+"""Fields of Granite 4 about experts and layers without attention, also of models that have neither."""
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # tensors with several layers in one
 NORMS_AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
