@@ -133,7 +133,11 @@ class SchedulerConnections:
         )
 
     def check_started(self, address: str, message: pb.GenerateResponse) -> None:
-        """Raises Unavailable if it says that a learned scheduler serves another model than its entry says."""
+        """Raises Unavailable if it says that a learned scheduler serves another model than its entry says.
+
+        Called with each message of a stream: a client that begins no calls meanwhile looks too.
+        """
+        self._look_in_time(time.monotonic())
         if message.HasField("started"):
             self._check_model(address, message.started.model_fingerprint)
 

@@ -168,6 +168,17 @@ async def test_an_entry_that_lies_about_its_model_serves_nobody(unary: bool) -> 
         assert not [one for one in liar.requests if one.HasField("continuation")]
 
 
+async def test_a_client_that_reads_a_long_stream_looks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.directory.LOOK_EVERY_S", 0.0)
+    fake = Known()
+    async with served(fake) as address, aio.Client(address) as client:
+        messages = 0
+        async for _ in client.generate("x", seed=3):
+            await client._schedulers._look.wait(TIMEOUT_S)
+            messages += 1
+        assert fake.looks > 1 < messages
+
+
 async def test_thousands_of_entries_loops_dead_ones_and_its_own_address_twice_harm_nobody() -> None:
     given, other = Known(), Known()
     async with served(given) as address, served(other) as second, aio.Client(address) as client:
