@@ -18,7 +18,7 @@ from paceline_fleet.cluster import make_token, set_up_environment, start_node
 from tests.support.checkout import environment
 
 NODES = 3
-_COMMAND_S = 180.0
+_COMMAND_S = 400.0
 
 
 class ThreeNodes:
@@ -30,7 +30,8 @@ class ThreeNodes:
         make_token(self.token_file)
         set_up_environment(self.token_file)
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
-        self.head = start_node(short)
+        self._short, self._storage = short, directory / "state"
+        self.head = start_node(short, storage=self._storage)
         self.nodes = [start_node(short, head=self.head.gcs_address, cpus=2) for _ in range(NODES)]
 
     def write_spec(self, **model: object) -> None:
@@ -63,6 +64,29 @@ class ThreeNodes:
         self.nodes.remove(node)
         node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
+    def kill_head(self) -> int:
+        """End the head as a node is ended; returns the port at which it listened."""
+        port = int(self.head.gcs_address.rpartition(":")[2])
+        self.head.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        return port
+
+    def start_head(self, port: int) -> None:
+        """Start a head on the lost one's state."""
+        self.head = start_node(self._short, port=port, storage=self._storage)
+
+    def controller(self) -> int | None:
+        """The process of Serve's controller."""
+        raylets = {node.all_processes["raylet"][0].process.pid for node in [self.head, *self.nodes]}
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+                name = (directory / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if parent in raylets and name.startswith(b"ray::ServeController"):
+                return int(directory.name)
+        return None
+
     def close(self) -> None:
         for node in [*self.nodes, self.head]:
             node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
@@ -78,3 +102,11 @@ def three_nodes(directory: Path) -> Iterator[ThreeNodes]:
             yield cluster
         finally:
             cluster.close()
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

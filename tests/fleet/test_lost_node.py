@@ -11,7 +11,7 @@ import paceline
 import pytest
 from paceline.channel import Security
 
-from tests.fleet.cluster_of_three import NODES, three_nodes
+from tests.fleet.cluster_of_three import NODES, runs, three_nodes
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]
 STREAMS, TOKENS = 12, 600
@@ -64,23 +64,16 @@ def test_a_node_is_lost_under_streams_none_fails_and_a_new_stack_serves(tmp_path
             }:  # the given one is kept, even if it is lost
                 client.complete(token_ids=[1], max_tokens=1)
                 assert time.monotonic() - began < LIMIT_S, (client.addresses, serving)
-        assert not [pid for pid in victim["processes"].values() if _runs(pid)]
+        assert not [pid for pid in victim["processes"].values() if runs(pid)]
         left = [pid for one in cluster.status()["stacks"] for pid in one["processes"].values()]
         cluster.fleet("down")
-        assert not [pid for pid in left if _runs(pid)]
+        assert not [pid for pid in left if runs(pid)]
 
 
 def _serving(status: dict[str, list[dict[str, str]]], without: str) -> set[str]:
     return {
         one["address"] for one in status["stacks"] if one["state"] == "serving" and one["stack"] != without
     }
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _open_ports() -> set[str]:

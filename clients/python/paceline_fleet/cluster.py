@@ -172,9 +172,9 @@ def start_node(
         try:
             node.__init__(parameters, head=not head, shutdown_at_exit=True, spawn_reaper=True)
         except Exception:  # Ray's are of many kinds
-            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-            if not left:
+            if not left or not hasattr(node, "all_processes"):
                 raise
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
         else:
             break
     return node
