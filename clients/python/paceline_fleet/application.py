@@ -26,7 +26,7 @@ ROSTER = "roster"
 _HEALTH_S = 1.0
 _STOP_S = 20.0
 """Time beyond the drain for a stack's processes to end."""
-_STARTS = 8
+_STARTS = 4
 """Starts of a stack, with growing waits between them, after which its model's deployment has failed."""
 
 

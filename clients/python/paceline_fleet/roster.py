@@ -57,13 +57,16 @@ class Roster:
         self._lines: deque[tuple[str, str]] = deque(maxlen=MAX_LINES)
 
     def report(self, report: StackReport, lines: Sequence[str], now: float) -> dict[str, Any]:
-        """Take a stack's report and new log lines; returns its slot, and whom it announces itself to."""
+        """Take a stack's report and new log lines; returns its slot, and whom it announces itself to.
+
+        `replaces`: whether some of these have other settings, as in an update.
+        """
         self._lines.extend((report.stack, line) for line in lines)
         self.expire(now)
         if report.state in ("failed", "ended"):
             self._live.pop(report.stack, None)
             self._ended.append(report)
-            return {"slot": report.slot, "others": []}
+            return {"slot": report.slot, "others": [], "replaces": False}
         taken = {one.slot for one, _ in self._live.values() if one.stack != report.stack}
         if report.slot in taken:  # given twice, by two rosters: the later one gets another
             report = replace(report, slot=-1)
@@ -72,11 +75,15 @@ class Roster:
             report = replace(report, slot=free[0] if free else -1)
         self._live[report.stack] = (report, now)
         others = [
-            (one.address, one.tls_name)
+            one
             for one, _ in self._live.values()
             if one.stack != report.stack and one.address and one.model == report.model
         ]
-        return {"slot": report.slot, "others": others}
+        return {
+            "slot": report.slot,
+            "others": [(one.address, one.tls_name) for one in others],
+            "replaces": any(one.version != report.version for one in others),
+        }
 
     def expire(self, now: float) -> None:
         """Move stacks that report no more to those that ended."""

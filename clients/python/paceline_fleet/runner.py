@@ -21,6 +21,7 @@ from paceline.cli.serve import QUIET
 from paceline.cli.served_model import default_sampling, served_model
 from paceline.cli.stack import Stack, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
+from paceline.directory import LOOK_EVERY_S
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from paceline_fleet.announcer import Announcer, own_entry
@@ -29,6 +30,9 @@ from paceline_fleet.spec import FleetModel, TlsFiles, TokenFiles
 from paceline_fleet.tokens import stack_token
 
 REPORT_S = 1.0
+_TOLD_S = 10.0
+_HANDOVER_S = LOOK_EVERY_S + 2.0
+"""Time in which clients can hear of a stack from those that it replaces, before these end."""
 _MAX_LINES = 200
 _STATES = {
     number: pb.SchedulerState.Name(number).removeprefix("SCHEDULER_STATE_").lower().replace("_", " ")
@@ -117,6 +121,7 @@ class StackRunner:
         self._supervisor: asyncio.Task[None] | None = None
         self._reporter: asyncio.Task[None] | None = None
         self._others: list[tuple[str, str]] = []
+        self._told, self._replaces = asyncio.Event(), False
         tls = launch.tls
         self._announcer = Announcer(
             tls.ca if tls else None, lambda line: self._say("fleet", line), insecure=launch.insecure
@@ -141,6 +146,11 @@ class StackRunner:
             raise
         self._about = replace(self._about, reason="")
         self._supervisor = asyncio.create_task(self._stack.supervise())
+        with suppress(TimeoutError):  # without a roster nobody is told
+            async with asyncio.timeout(_TOLD_S):
+                await self._told.wait()
+        if self._replaces:  # Serve ends the old ones once this returns
+            await asyncio.sleep(_HANDOVER_S)
 
     def check(self) -> None:
         """Raises ChildFailed if the supervisor has given a process up."""
@@ -199,10 +209,12 @@ class StackRunner:
             async with asyncio.timeout(REPORT_S):
                 answer = await self._report(asdict(self._about), self._new_lines())
                 self._about = replace(self._about, slot=int(answer["slot"]))
+                self._replaces = bool(answer.get("replaces"))
                 self._others = [(str(address), str(name)) for address, name in answer["others"]]
         if entry is not None and self._about.slot >= 0:
             token = await asyncio.to_thread(stack_token, self._launch.tokens, self._about.slot)
             await self._announcer.announce(entry, self._others, token)
+            self._told.set()
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:

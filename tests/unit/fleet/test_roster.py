@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,18 @@ def test_each_stack_has_a_slot_of_its_own_and_hears_of_the_others_of_its_model()
     roster = Roster(3, now=-SETTLE_S)
     slots = [roster.report(report(name), [], 0)["slot"] for name in "ab"]
     assert slots == [0, 1]
-    assert roster.report(report("x", model="large"), [], 0) == {"slot": 2, "others": []}
+    assert roster.report(report("x", model="large"), [], 0) == {
+        "slot": 2,
+        "others": [],
+        "replaces": False,
+    }
     assert roster.report(report("c"), [], 0)["slot"] == -1  # there are three
     assert [address for address, _ in roster.report(report("a", 0), [], 1)["others"]] == [
         f"127.0.0.1:{ord(name)}" for name in "bc"
     ]
+    newer = replace(report("a", 0), version="2")
+    assert roster.report(newer, [], 1)["replaces"]
+    assert not roster.report(report("a", 0), [], 1)["replaces"]
     assert roster.report(report("b", 1, state="ended"), [], 1)["others"] == []
     assert roster.report(report("c"), [], 1)["slot"] == 1
 

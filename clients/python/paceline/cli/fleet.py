@@ -61,7 +61,27 @@ def up(
     `ray: {address: , token_file: }`, `tokens: {clients: tokens.yaml, stacks: FILE}`. These files lie on every
     node under the same path. Where no tokens are named, they are drawn into the fleet's directory.
     """
+    _change(spec, _spec(spec), plan=plan)
+
+
+@fleet.command()
+def update(
+    spec: SpecFile,
+    *,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would change, and change nothing.")] = False,
+) -> None:
+    """Bring a running fleet to what SPEC says, as `up` does, which also starts one.
+
+    Stacks whose settings change are replaced, by new ones first where `surge` is not 0. Streams of the old
+    ones end there, in `drain_timeout_s` at most. If the new ones can't serve, the old spec is applied again.
+    """
     wanted = _spec(spec)
+    if _applied(wanted) is None:
+        fail(f"the fleet {wanted.fleet} was not started from here: `paceline fleet up {spec}` does")
+    _change(spec, wanted, plan=plan)
+
+
+def _change(spec: Path, wanted: FleetSpec, *, plan: bool) -> None:
     from paceline_fleet import plan as plans
     from paceline_fleet import tokens
 
