@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_service.text.errors import PromptError
 from scheduler_service.text.frames import LANES, LARGE_NICENESS
-from scheduler_service.text.items import PlainItem, WholeItem
+from scheduler_service.text.items import PlainItem, TextItem, WholeItem
 from scheduler_service.text.pool import process_count
 from scheduler_service.text.process import TextProcess
 from scheduler_service.text.worker.limits import NICENESS
@@ -48,7 +48,7 @@ async def test_tokens_that_the_model_does_not_have_are_refused_by_the_field() ->
         with pytest.raises(PromptError, match=why) as error:
             await text.encode_messages([{"role": "user", "content": "<think>"}], 1000)
         assert error.value.field == "messages"
-        items = [PlainItem("inputs[0].text", "hello"), WholeItem("inputs[1].text", "<think>")]
+        items: list[TextItem] = [PlainItem("inputs[0].text", "hello"), WholeItem("inputs[1].text", "<think>")]
         with pytest.raises(PromptError, match=why) as error:
             await text.encode_items(items, 1000)
         assert error.value.field == "inputs[1].text"
