@@ -56,8 +56,8 @@ async def watched(tmp_path: Path) -> AsyncIterator[tuple[Stack, int]]:
 
             await eventually(all_are_there, "not two that run and two that wait")
             yield stack, port
-            for call in calls:
-                call.cancel()
+            for one in calls:
+                one.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -86,12 +86,12 @@ async def test_why_steps_their_file_and_metrics_have_nothing_of_others(
             "others": pb.WhyWaitingRequest(request_id="hidden-id-1"),
             "slow": pb.WhyWaitingRequest(slow=True),
         }.items():
-            told[name] = (await stub.WhyWaiting(question, metadata=metadata)).SerializeToString()  # type: ignore[misc]
+            told[name] = (await stub.WhyWaiting(question, metadata=metadata)).SerializeToString()
         steps = stub.WatchSteps(pb.WatchStepsRequest(last_us=60_000_000, max_steps=20), metadata=metadata)
-        told["steps"] = b"".join([part.SerializeToString() async for part in steps])  # type: ignore[union-attr]
+        told["steps"] = b"".join([part.SerializeToString() async for part in steps])
         admin = (("authorization", "Bearer operator"),)
         everything = stub.WatchSteps(pb.WatchStepsRequest(last_us=60_000_000, max_steps=20), metadata=admin)
-        log = b"".join([part.SerializeToString() async for part in everything])  # type: ignore[union-attr]
+        log = b"".join([part.SerializeToString() async for part in everything])
         assert leaked(log) == ["hidden-id", "hidden-name"], "what others are not told is there"
     assert b"mine-1" in told["own"]
     assert not told["others"]
