@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from scheduler_service.core.waiting.reasons import WaitReason
-from tests.unit.deploy.files import DEPLOY, ROOT
+from tests.support.checkout import ROOT
+from tests.unit.deploy.files import DEPLOY
 from tests.unit.deploy.watching import Query, alert_queries, alerts, board_queries, panels
 from tests.unit.docs.metrics_table import executor_table, scheduler_table
 
