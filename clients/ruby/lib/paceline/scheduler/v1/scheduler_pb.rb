@@ -509,6 +509,8 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :instance, :string, 9
       optional :written_by, :string, 10
       optional :age_ms, :uint32, 11
+      optional :detail, :string, 12
+      optional :memory_bytes, :uint64, 13
     end
     add_message "paceline.scheduler.v1.SchedulerLoad" do
       optional :running, :uint32, 1
@@ -663,6 +665,8 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :SCHEDULER_STATE_NO_EXECUTOR, 3
       value :SCHEDULER_STATE_DRAINING, 4
       value :SCHEDULER_STATE_DEGRADED, 5
+      value :SCHEDULER_STATE_AVAILABLE, 6
+      value :SCHEDULER_STATE_FAILED, 7
     end
     add_enum "paceline.scheduler.v1.WaitReason" do
       value :WAIT_REASON_UNSPECIFIED, 0
