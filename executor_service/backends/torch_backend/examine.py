@@ -40,7 +40,7 @@ def examined(model: Path) -> dict[str, Any]:
         found["problem"] = str(error)
     try:
         files = TorchBackend(TorchConfig(model)).tokenizer()
-    except ModelError as error:
+    except (ModelError, OSError) as error:
         return found | {"tokenizer_problem": str(error)}
     return found | {
         "tokenizer": {
