@@ -127,6 +127,7 @@ def test_drafts_that_repeat_the_text_take_fewer_forwards_than_tokens(
 
 
 OTHERS = {
+    "drill",  # starts a service of its own; run in tests/integration/scheduler/test_drill.py
     "own_speculator",  # of another executor; run above
     "tool_loop",  # of a scheduler; run in tests/unit/client/test_tools.py
     "scoring",  # of a scheduler; run in tests/integration/scheduler/test_evaluations.py

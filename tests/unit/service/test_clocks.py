@@ -16,10 +16,12 @@ READ = {
     "clients/python/paceline/cli/timeline.py": "the end of a picture",
     "clients/python/paceline_openai/calls.py": "an answer's `created`",
     "clients/python/paceline_router/answers.py": _GENERATION,
+    "executor_service/rpc/spans.py": "a span's begin and end",
     "executor_service/runtime/runtime.py": "when the model was loaded",
     "scheduler_service/metrics/metrics.py": "the time of a gauge under vLLM's name",
     "scheduler_service/rpc/step_calls.py": "when steps began",
     "scheduler_service/service.py": _GENERATION,
+    "scheduler_service/spans.py": "a span's begin and end",
     "scheduler_service/text/worker/chat_template.py": "a template's `strftime_now`",
     "scheduler_service/text/worker/encoder.py": "a template's `strftime_now`",
 }
