@@ -78,7 +78,7 @@ import pytest
 
 @pytest.mark.{mark}
 async def test_asynchronous(paceline_aio_client):
-    assert (await paceline_aio_client.complete("x", max_tokens=3)).text
+    assert (await paceline_aio_client.complete("x", max_tokens=3, temperature=0)).text
 
 @pytest.mark.{mark}
 async def test_fake(paceline_fake):
