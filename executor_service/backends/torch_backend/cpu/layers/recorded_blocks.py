@@ -113,6 +113,7 @@ class CpuRecordedBlocks:
         self._rows, self._pages = self._table.field("rows"), self._table.field("pages")
         self._places, self._items = self._table.field("places"), self._table.field("items")
         self._groups = self._table.field("groups")
+        self._caches: Sequence[LayerCache] | None = None  # whose pages the table has
 
     def __call__(
         self,
@@ -128,7 +129,9 @@ class CpuRecordedBlocks:
         self._places.set(prepared.places)
         self._items.set(prepared.items)
         self._groups.set(NO_GROUPS if changes is None else changes.groups)
-        self._pages.set(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
+        if caches is not self._caches:
+            self._pages.set(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
+            self._caches = caches
         self._pool.run_table(self._table)
         return result
 
