@@ -137,8 +137,8 @@ class SchedulerSettings(ServiceSettings):
         default=0,
         ge=0,
         le=64,
-        description="steps sent and not answered; 0: 2 if the executor has a GPU (3 where a step takes less "
-        "than 2 ms on it), else 1",
+        description="steps sent and not answered; 0: 2 if the executor has a GPU, else 1, and one more where "
+        "a step takes less than 2 ms on a GPU or 20 ms on CPU",
     )
     max_queued_requests: int = Field(
         default=1024,

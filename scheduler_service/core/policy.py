@@ -10,10 +10,6 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity
 
-SHORT_STEP_S = 0.002
-"""The way of a step to the executor and back takes about as long as a shorter step: where steps are sent
-ahead, one more has to be on its way."""
-
 
 @dataclass(frozen=True, slots=True)
 class JointLimits:
@@ -26,7 +22,8 @@ class JointLimits:
     total_pages: int
     request_tokens: int  # prompt and output of one completion, which must be able to run alone
     in_flight: int  # steps
-    short_in_flight: int  # steps shorter than SHORT_STEP_S
+    short_in_flight: int  # steps shorter than `short_step_s`
+    short_step_s: float
     adapter_slots: int  # adapters that sequences with a cache have at once
     output_bytes: int  # of a step's scores and vectors
     vector_bytes: int
@@ -45,7 +42,8 @@ class JointLimits:
             total_pages=capacity.total_pages,
             request_tokens=min(capacity.context_length, capacity.total_pages * capacity.page_size),
             in_flight=min(config.max_in_flight or steps, capacity.max_in_flight),
-            short_in_flight=min(config.max_in_flight or steps + (steps > 1), capacity.max_in_flight),
+            short_in_flight=min(config.max_in_flight or steps + 1, capacity.max_in_flight),
+            short_step_s=capacity.short_step_s,
             adapter_slots=capacity.max_adapter_slots,
             output_bytes=capacity.max_output_bytes,
             vector_bytes=4 * capacity.hidden_size,
@@ -54,7 +52,7 @@ class JointLimits:
 
     def steps(self, step_s: float) -> int:
         """How many steps may be in flight if one takes `step_s` seconds on the device; 0: not known yet."""
-        return self.short_in_flight if 0 < step_s < SHORT_STEP_S else self.in_flight
+        return self.short_in_flight if 0 < step_s < self.short_step_s else self.in_flight
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -60,6 +60,7 @@ class Capacity:
     max_steps: int = 64  # of a row
     max_in_flight: int = 64  # steps sent and not answered
     steps_to_be_busy: int = 1  # in flight, so that the device never waits for the next step
+    short_step_s: float = 0.0  # of shorter steps one more has to be in flight
     tokens_to_be_busy: int = 512  # of a step that the device computes at nearly its full rate
     max_adapter_slots: int = 0  # adapters that caches use at once; 0: it has no adapters
     max_output_bytes: int = 16 << 20  # of a step's scores and vectors

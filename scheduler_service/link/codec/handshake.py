@@ -97,7 +97,7 @@ def _cut(text: str) -> str:
     return text.encode()[:_MAX_ENTRY_BYTES].decode(errors="ignore")
 
 
-_MAY_BE_0 = ("max_drafts", "max_adapter_slots", "max_output_bytes", "hidden_size")
+_MAY_BE_0 = ("short_step_s", "max_drafts", "max_adapter_slots", "max_output_bytes", "hidden_size")
 
 
 def _capacity(info: pb.GetInfoResponse) -> Capacity:
@@ -113,6 +113,8 @@ def _capacity(info: pb.GetInfoResponse) -> Capacity:
         max_steps=max(1, limits.max_steps) if pb.CAPABILITY_MULTI_STEP in info.capabilities else 1,
         max_in_flight=max(1, limits.max_in_flight),
         steps_to_be_busy=2 if on_gpu else 1,
+        # A step's way to the executor and back takes about 2 ms: as long as the step, or a tenth of it.
+        short_step_s=0.002 if on_gpu else 0.02,
         tokens_to_be_busy=2048 if on_gpu else 512,
         max_adapter_slots=limits.max_adapter_slots if pb.CAPABILITY_ADAPTERS in info.capabilities else 0,
         max_output_bytes=limits.max_full_logits_bytes,

@@ -47,12 +47,12 @@ def test_as_many_steps_are_in_flight_as_there_may_be(depth: int) -> None:
 
 @pytest.mark.parametrize(
     ("to_be_busy", "configured", "step_s", "depth"),
-    [(2, 0, 0.0019, 3), (2, 0, 0.0021, 2), (2, 2, 0.0019, 2), (1, 0, 0.0019, 1)],
+    [(2, 0, 0.0019, 3), (2, 0, 0.0021, 2), (2, 2, 0.0019, 2), (1, 0, 0.0019, 2), (1, 0, 0.0021, 1)],
 )
-def test_a_third_step_is_in_flight_where_steps_take_less_than_2_ms(
+def test_one_more_step_is_in_flight_where_steps_are_short(
     to_be_busy: int, configured: int, step_s: float, depth: int
 ) -> None:
-    executor = FakeExecutor(replace(CAPACITY, steps_to_be_busy=to_be_busy))
+    executor = FakeExecutor(replace(CAPACITY, steps_to_be_busy=to_be_busy, short_step_s=0.002))
     core = StepScheduler(CoreConfig(max_in_flight=configured))
     core.executor_ready(executor.capacity, 0.0)
     core.add(make_request("a", max_tokens=20), 0.0)
