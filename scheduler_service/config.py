@@ -271,7 +271,7 @@ class SchedulerSettings(ServiceSettings):
         addresses = (*self.executor, *self.draft_executor)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
-        _ = self.adapters
+        _ = self.adapters  # raises ValueError if a name is malformed or given twice
         return self
 
     def check_secrets(self) -> None:

@@ -26,13 +26,17 @@ _OTHER_TYPES = ["null", "boolean", "object", "number", "string"]
 
 
 def replace_array_keywords(schema: dict[str, Any], shared: SharedSchemas) -> None:
-    """Replace them in this schema, in place, where that is possible."""
+    """Replace `uniqueItems`, `contains` and their kin by keywords that the engine knows, where possible.
+
+    The schema is changed in place. Its arrays become an `enum` if they can be listed; else `contains` becomes
+    an `anyOf` with one part for each place of the array.
+    """
     _drop_idle(schema)
     if not schema.keys() & {"uniqueItems", "contains"}:
         return
     arrays = _arrays(schema, shared)
     if arrays is None:
-        _demand_one(schema, shared)
+        _contain_by_place(schema, shared)
         return
     for keyword in _OF_ARRAYS & schema.keys():
         del schema[keyword]
@@ -127,8 +131,8 @@ def _sequences(values: list[Any], most: int, *, unique: bool) -> Iterator[list[A
         ]
 
 
-def _demand_one(schema: dict[str, Any], shared: SharedSchemas) -> None:
-    """Demand an item of a short array at each of its places by turns."""
+def _contain_by_place(schema: dict[str, Any], shared: SharedSchemas) -> None:
+    """Replace `contains` of a short array by an `anyOf`: the item is first, second, and so on."""
     most = schema.get("maxItems")
     if not is_count(most) or not 1 <= most <= _MAX_PLACES or schema.keys() & {"uniqueItems", "maxContains"}:
         return

@@ -43,9 +43,10 @@ class UsedSlots:
             self._overtakings[adapter] = self._overtakings.get(adapter, 0) + 1
 
     def to_yield(self, passed: set[bytes]) -> bytes:
-        """The adapter, not of `passed`, whose slot the next waiting one gets: it has overtaken too many.
+        """An adapter that has overtaken too often: it must start no sequence until its slot has been free.
 
-        b"" if none has. Of several, that with the fewest sequences.
+        Of several such adapters, the one with the fewest sequences; b"" if there is none. Never one of
+        `passed`, of which the plan starts no sequence anyway.
         """
         spent = [
             adapter

@@ -127,11 +127,11 @@ async def _all(directory: LiveDirectory, shown: Shown) -> AsyncIterator[pb.Watch
 
 
 async def _own(directory: LiveDirectory, shown: Shown) -> AsyncIterator[pb.WatchSchedulersResponse]:
-    """The scheduler's own entry, whenever it is written."""
-    complete = True
+    """The scheduler's own entry, at once and whenever it is written. The first message is `complete`."""
+    is_first = True
     while True:
         entry = directory.own_entry
-        for message in shown.messages([entry], complete=complete):
+        for message in shown.messages([entry], complete=is_first):
             yield message
-        complete = False
+        is_first = False
         await directory.changed(entry.version, own=True)

@@ -197,6 +197,7 @@ class TextProcess:
         self._watch = loop.call_later(WATCH_INTERVAL_S, self._check)
 
     def _check(self) -> None:
+        """Kill the process if a job takes too much CPU time, or if it is stuck; else check again later."""
         self._watch = None
         elapsed = asyncio.get_running_loop().time() - self._checked_at
         elapsed = min(elapsed, MAX_TICKS * WATCH_INTERVAL_S)
@@ -204,14 +205,14 @@ class TextProcess:
             self._standstill.rests()
             return
         if self._standstill.look(elapsed):
-            self._kill(None)
+            self._kill(over_limit=None)
             return
         for state in self._threads:
             if state.job is None:
                 continue
             taken, is_working = state.progress(thread_state(self.pid, state.id))
             if taken > self._limits.cpu_s:
-                self._kill(state.job)
+                self._kill(over_limit=state.job)
                 return
             if taken > LONG_CPU_S and not state.is_lowered:
                 state.is_lowered = True
@@ -220,10 +221,9 @@ class TextProcess:
                 continue
             state.wall_s += elapsed
             if state.wall_s > self._limits.wall_s:
-                self._kill(None)
+                self._kill(over_limit=None)
                 return
-        if not self.idle:
-            self._check_later()
+        self._check_later()
 
 
 def _lower_priority(thread: int) -> None:

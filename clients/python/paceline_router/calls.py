@@ -52,7 +52,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
 
     def __init__(self, roof: Roof, own: Mapping[str, Own]) -> None:
         self._roof, self._own = roof, own
-        self._requests = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
+        self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
         self._live: Counter[str] = Counter()  # calls by model
         self._waiting = 0
@@ -63,14 +63,14 @@ class RoutedCalls(grpc.GenericRpcHandler):
         return self._live
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
-        """The handler of a method; None: there is no such one."""
+        """The handler of a method, which passes its calls on; None: there is no such one."""
         method = handler_call_details.method
-        if (kind := self._requests.get(method)) is None:
+        if (request_type := self._request_types.get(method)) is None:
             return None
 
-        async def handle(_requests: object, context: _Context) -> None:
+        async def handle(_unread: object, context: _Context) -> None:
             try:
-                await self._handle(method, kind, context)
+                await self._handle(method, request_type, context)
                 return
             except CallEndError as error:
                 status: grpc.Status = error.status

@@ -30,24 +30,24 @@ class Audit:
     """The audit log of one service. Not thread-safe: use it on the service's event loop.
 
     Methods in `contracts` are logged by name, all others as "other", so that callers can't choose labels of
-    metrics or words of the log. `count(method, reason)` is called for each call that failed.
+    metrics or words of the log. `count_failed(method, reason)` is called for each call that failed.
     """
 
-    def __init__(self, contracts: Iterable[FileDescriptor], count: Callable[[str, str], None]) -> None:
+    def __init__(self, contracts: Iterable[FileDescriptor], count_failed: Callable[[str, str], None]) -> None:
         self._names = {
             f"/{service.full_name}/{method.name}": method.name
             for contract in contracts
             for service in contract.services_by_name.values()
             for method in service.methods
         }
-        self._count = count
-        self._pending: Counter[_Kind] = Counter()  # repetitions to log at the interval's end; may be 0
+        self._count_failed = count_failed
+        self._pending: Counter[_Kind] = Counter()  # repetitions, which the interval's end logs; 0: none yet
         self._flushing: asyncio.TimerHandle | None = None
 
     def failed(self, identity: str, method: str, code: grpc.StatusCode, reason: str) -> None:
         """Record that a call of this identity ended with this status. `method` is the full name, as sent."""
         name = self._names.get(method, _OTHER)
-        self._count(name, reason)
+        self._count_failed(name, reason)
         fields = {"identity": identity, "method": name, "code": code.name, "reason": reason}
         self._add("calls ended with an error", fields, serious=code in _SERIOUS)
 

@@ -102,17 +102,18 @@ class _Socket:
 def descriptors() -> int:
     """How many descriptors this process has open: sockets, files and others."""
     count = os.stat(_DESCRIPTORS).st_size  # since Linux 6.2
-    return count or sum(_libc.fcntl(one, fcntl.F_GETFD) >= 0 for one in range(_slots()))
+    return count or sum(_libc.fcntl(one, fcntl.F_GETFD) >= 0 for one in range(_descriptor_bound()))
 
 
 def connections(ports: Collection[int]) -> list[Connection]:
-    """The connections to these ports now."""
+    """The connections that callers have to these ports of this process now: looks at every descriptor."""
     found, view = [], _Socket()
-    for one in range(_slots()):
-        if (port := view.port(one)) is None or port not in ports or (peer := view.peer(one)) is None:
+    for descriptor in range(_descriptor_bound()):
+        port = view.port(descriptor)
+        if port is None or port not in ports or (peer := view.peer(descriptor)) is None:
             continue
-        if (received := view.received(one)) is not None:
-            found.append(Connection(one, port, peer, received, view.unread(one)))
+        if (received := view.received(descriptor)) is not None:
+            found.append(Connection(descriptor, port, peer, received, view.unread(descriptor)))
     return found
 
 
@@ -158,7 +159,7 @@ def give_back_memory() -> None:
         _unlocked_libc.malloc_trim(0)
 
 
-def _slots() -> int:
+def _descriptor_bound() -> int:
     """A number above that of every open descriptor: the size of the process's table of them."""
     [line] = [line for line in _read(_STATUS).splitlines() if line.startswith("FDSize:")]
     return int(line.split()[1])
