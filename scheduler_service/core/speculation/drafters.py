@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.speculation.acceptance import Acceptance, Population
+from scheduler_service.core.speculation.acceptance_rates import Acceptance, Population
 from scheduler_service.core.speculation.controller import Candidate
 from scheduler_service.core.speculation.ngram import UPDATE_BUDGET, NgramIndex
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.speculation.acceptance import Acceptance, Population
+from scheduler_service.core.speculation.acceptance_rates import Acceptance, Population
 from scheduler_service.core.speculation.drafters import (
     ExecutorDrafter,
     executor_population,
