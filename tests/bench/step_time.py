@@ -23,7 +23,7 @@ from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.ops import sampler
-from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.contract.plan import OutputMode, Sampling
 
 PAGE = 16

@@ -18,7 +18,7 @@ from math import log
 
 import numpy as np
 
-from executor_service.backends.torch_backend.ops.batch import Ints
+from executor_service.backends.torch_backend.ops.row_tensors import Ints
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded, Event
 from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings

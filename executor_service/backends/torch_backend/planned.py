@@ -12,8 +12,8 @@ from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS
 from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.weights import Checkpoint, open_checkpoint
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.ops.page_format import token_bytes
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS
 
 _BASE_BYTES = 384 << 20
 """Resident in a process that serves: libraries, compiled kernels, Python."""

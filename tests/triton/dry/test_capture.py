@@ -17,9 +17,9 @@ from executor_service.backends.torch_backend.cuda.linear import skinny_gemm
 from executor_service.backends.torch_backend.cuda.run.device_runner import DeviceRunner
 from executor_service.backends.torch_backend.cuda.run.graphs import shapes_of
 from executor_service.backends.torch_backend.model.model import Model
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.ops.page_format import LARGEST
 from executor_service.backends.torch_backend.ops.quantized import Format, Fp8, Int8
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS
 from tests.triton.dry.fake_device import DEVICE, PROCESSORS, CrossingError, fake_device, fake_runner, watched
 
 BF16 = torch.bfloat16

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS
 from executor_service.backends.torch_backend.parallel.group import Group
 from executor_service.backends.torch_backend.parallel.tensor_shard import TensorShard
 from tests.triton.dry.fake_device import fake_device, fake_runner, watched

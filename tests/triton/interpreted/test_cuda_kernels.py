@@ -16,7 +16,6 @@ from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.cuda.kernels import CudaKernels
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -24,6 +23,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     PlainKernels,
 )
 from executor_service.backends.torch_backend.ops.page_format import LARGEST
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from tests.conformance.kit.tiny_model import write_tiny_model
 from tests.support.untyped import present
 from tests.unit.executor.rows import make_row

@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.cuda.layout.step_buffer import (
     StepShape,
     numbers_of,
 )
-from executor_service.backends.torch_backend.ops.batch import lay_out
+from executor_service.backends.torch_backend.ops.row_tensors import lay_out
 from executor_service.contract import noise
 from executor_service.contract.plan import OutputMode, Sampling
 

@@ -15,7 +15,6 @@ from executor_service.backends.base import ForwardRow
 from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.threads.work import work
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.drawing import Filters
 from executor_service.backends.torch_backend.ops.kernels import AttentionShape, AttentionWeights
 from executor_service.backends.torch_backend.ops.low_rank import (
@@ -24,6 +23,7 @@ from executor_service.backends.torch_backend.ops.low_rank import (
     LinearPart,
     PartFactors,
 )
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.contract.plan import OutputMode, Sampling
 
 _HEADS, _KV_HEADS, _DIM, _PAGE_SIZE = 6, 2, 32, 16

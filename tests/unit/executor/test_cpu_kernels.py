@@ -14,7 +14,6 @@ from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import exp32, gelu32
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -22,6 +21,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     PlainKernels,
 )
 from executor_service.backends.torch_backend.ops.page_format import LayerCache
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.contract.plan import OutputMode, Sampling
 
 CPU, WITH_FP16_PAGES, WITH_INT8_PAGES = CpuKernels(2), CpuInt8Kernels(2), CpuKernels(2, torch.int8)

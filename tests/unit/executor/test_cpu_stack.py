@@ -11,8 +11,8 @@ from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.model.norms import Norms
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import AttentionShape, AttentionWeights, Block
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.contract.plan import OutputMode, Sampling
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, EPS = 40, 56, 6, 2, 16, 1e-6

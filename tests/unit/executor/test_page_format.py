@@ -8,7 +8,6 @@ import torch
 
 from executor_service.backends.forward_rows import ForwardRows
 from executor_service.backends.torch_backend.cpu.kernels import CpuInt8Kernels, CpuKernels
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -24,6 +23,7 @@ from executor_service.backends.torch_backend.ops.page_format import (
     rounded,
     token_bytes,
 )
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from tests.unit.executor.rows import make_row
 
 CPU = torch.device("cpu")

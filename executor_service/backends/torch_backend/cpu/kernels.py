@@ -39,7 +39,6 @@ from executor_service.backends.torch_backend.cpu.rowwise.sampling import (
 from executor_service.backends.torch_backend.cpu.threads.thread_pool import ThreadPool
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.drawing import Filters
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
@@ -53,6 +52,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
 )
 from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts, route
 from executor_service.contract.masks import Masks
 

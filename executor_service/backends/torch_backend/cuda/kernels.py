@@ -47,7 +47,6 @@ from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import (
 )
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -57,6 +56,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
 )
 from executor_service.backends.torch_backend.ops.page_format import LayerCache
 from executor_service.backends.torch_backend.ops.quantized import Format
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 
 
 @dataclass(frozen=True, slots=True)

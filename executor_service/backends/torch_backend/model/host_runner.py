@@ -14,8 +14,8 @@ from executor_service.backends.torch_backend.model.row_numbers import pack_rows,
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.model.slot_adapters import SlotAdapters, by_slot
-from executor_service.backends.torch_backend.ops.batch import Batch, parts
 from executor_service.backends.torch_backend.ops.page_format import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.ops.row_tensors import Batch, parts
 
 
 class HostRunner:

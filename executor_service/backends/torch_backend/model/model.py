@@ -21,7 +21,6 @@ from executor_service.backends.torch_backend.files.weights import Checkpoint
 from executor_service.backends.torch_backend.model.mlp import MixtureMlp, Mlp
 from executor_service.backends.torch_backend.model.norms import Norms
 from executor_service.backends.torch_backend.model.shard import Shard, Whole
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionShape,
     AttentionWeights,
@@ -32,6 +31,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
 )
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, StepChanges
 from executor_service.backends.torch_backend.ops.page_format import LayerCache
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 
 Attend = Callable[[torch.Tensor, LayerCache, Any, AttentionWeights], torch.Tensor]
 """As `Kernels.attention`."""

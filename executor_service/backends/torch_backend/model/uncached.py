@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.model.viewed_attention import ViewedAttention
 from executor_service.backends.torch_backend.ops import sampler
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS, Batch
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS, Batch
 from executor_service.contract.forward_view import WHOLE, ForwardView
 from executor_service.contract.plan import OutputMode, Sampling, TokenIds
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.kernels import (
     AttentionWeights,
     Kernels,
@@ -14,6 +13,7 @@ from executor_service.backends.torch_backend.ops.kernels import (
     attend,
 )
 from executor_service.backends.torch_backend.ops.page_format import LayerCache, get, put
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.contract.forward_view import BLOCK, ForwardView
 
 

@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight, plain
-from executor_service.backends.torch_backend.ops.batch import Batch
 from executor_service.backends.torch_backend.ops.drawing import Filters, draw, exclude
 from executor_service.backends.torch_backend.ops.low_rank import LinearChange, LowRankKernels, PlainLowRank
 from executor_service.backends.torch_backend.ops.page_format import LayerCache, get, plain_cache, put
 from executor_service.backends.torch_backend.ops.quantized import Format, QuantizedLinear
 from executor_service.backends.torch_backend.ops.rank_sums import sum_in_order
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 from executor_service.backends.torch_backend.ops.sampler import Picker
 from executor_service.backends.torch_backend.ops.stacked_experts import SumExperts, route
 from executor_service.contract.masks import Masks

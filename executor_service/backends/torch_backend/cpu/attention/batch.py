@@ -9,7 +9,7 @@ import numpy as np
 from executor_service.backends.torch_backend.cpu.attention.attend import ITEM_ROWS, Items
 from executor_service.backends.torch_backend.cpu.attention.rotate import Places
 from executor_service.backends.torch_backend.cpu.primitives.records import address_of
-from executor_service.backends.torch_backend.ops.batch import Batch
+from executor_service.backends.torch_backend.ops.row_tensors import Batch
 
 
 @dataclass(frozen=True, slots=True)

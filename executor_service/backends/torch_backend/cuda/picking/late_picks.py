@@ -39,7 +39,7 @@ from executor_service.backends.torch_backend.cuda.picking.pick import pick
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS
 
 
 class LatePicks:

@@ -52,8 +52,8 @@ from executor_service.backends.torch_backend.cuda.run.warmup_rows import rows_of
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Tell, tell_nobody
 from executor_service.backends.torch_backend.model.shard import Shard, Whole
-from executor_service.backends.torch_backend.ops.batch import LOGITS_ROWS
 from executor_service.backends.torch_backend.ops.page_format import LayerCache, copy_keys_and_values
+from executor_service.backends.torch_backend.ops.row_tensors import LOGITS_ROWS
 
 _MAX_ROWS = 1 << 16  # of a step
 _UNFINISHED = 2  # steps that may be enqueued: the host stays no further ahead than rank 0's

@@ -1,4 +1,4 @@
-"""One step's rows laid out for the model: as numbers (`Layout`), and on the model's device (`Batch`)."""
+"""The rows of one step for the model: as arrays (`Layout`), and as tensors on its device (`Batch`)."""
 
 from __future__ import annotations
 
