@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_service.adapters.registry import LoadedAdapter
-from executor_service.cache.kv_cache import BlockTable
+from executor_service.cache.block_table import BlockTable
 from executor_service.contract.plan import PoolingKind, Sampling, TokenIds
 from executor_service.grammar.automaton import Automaton
 

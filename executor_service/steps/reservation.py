@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 
 from executor_service.backends.base import Backend
-from executor_service.cache.kv_cache import BlockTable, OutOfPages
+from executor_service.cache.block_table import BlockTable
+from executor_service.cache.kv_cache import OutOfPages
 from executor_service.cache.sequence import CachedSequence
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession

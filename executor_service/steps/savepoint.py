@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from executor_service.cache.kv_cache import BlockTable, KvCache
+from executor_service.cache.block_table import BlockTable
+from executor_service.cache.kv_cache import KvCache
 from executor_service.cache.sequence import CachedSequence, HiddenSum
 from executor_service.cache.sequence_store import SequenceStore
 from executor_service.cache.session import ClientSession

@@ -11,7 +11,8 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_service.cache.kv_cache import BlockTable, KvCache, LedgerError, OutOfPages, prefix_root
+from executor_service.cache.block_table import BlockTable
+from executor_service.cache.kv_cache import KvCache, LedgerError, OutOfPages, prefix_root
 
 PAGE, TOTAL = 4, 12
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=20)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from executor_service.backends.base import Backend
 from executor_service.backends.oracle_backend.oracle import OracleBackend
-from executor_service.cache.kv_cache import BlockTable
+from executor_service.cache.block_table import BlockTable
 from executor_service.cache.sequence import CachedSequence
 from executor_service.contract.plan import OutputMode, Row, Sampling
 from executor_service.steps.accepted_row import AcceptedRow
