@@ -55,9 +55,9 @@ CALLS = [words for words in COMMANDS if words not in (*SERVICES, *WATCHES)]
 BLOCKS = [
     pytest.param(block, id=f"{page.path.name}-{i}") for page in READ for i, block in enumerate(page.python)
 ]
-OF_A_ROOF = [("paceline", "load"), ("paceline", "unload"), ("paceline", "ps")]
+OF_SEVERAL_MODELS = [("paceline", "load"), ("paceline", "unload"), ("paceline", "ps")]
 """Commands that need an address of several models."""
-ROOF = "models: [{name: chat}, {name: embedder, on-demand: true}]\n"
+SEVERAL_MODELS = "models: [{name: chat}, {name: embedder, on-demand: true}]\n"
 _TIMEOUT_S = 900.0
 TINY = b"GGUF" + bytes(60)
 TINY_URL = "https://example.com/tiny.Q4_K_M.gguf"
@@ -78,9 +78,9 @@ class Reader:
     """Somebody who copies what the pages say into a shell."""
 
     def __init__(
-        self, directory: Path, scheduler: str, executor: str, scripted: str, roof: str, hub: FakeHub
+        self, directory: Path, scheduler: str, executor: str, scripted: str, several: str, hub: FakeHub
     ) -> None:
-        self.directory, self._roof = directory, roof
+        self.directory, self._several = directory, several
         self._places = {
             "127.0.0.1:50051": scheduler,
             "127.0.0.1:50061": executor,
@@ -126,7 +126,7 @@ class Reader:
             "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(ROOT)],
         }
         command = [*programs[words[0]], *map(self.here, words[1:])]
-        address = {"PACELINE_ADDRESS": self._roof} if words[:2] in OF_A_ROOF else {}
+        address = {"PACELINE_ADDRESS": self._several} if words[:2] in OF_SEVERAL_MODELS else {}
         with open(log, "wb", closefd=not isinstance(log, int)) as output:
             process = subprocess.Popen(
                 command,
@@ -161,23 +161,23 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     alone = executor("--backend", "oracle", directory=directory / "executor")
     script = ("--backend", "script", "--script", str(ROOT / "examples" / "own_speculator.jsonl"))
     scripted = executor(*script, directory=directory / "scripted")
-    (models := directory / "roof.yaml").write_text(ROOF)
-    (directory / "roof").mkdir()
-    roof = Serve(directory / "roof", str(models))
+    (models := directory / "several_models.yaml").write_text(SEVERAL_MODELS)
+    (directory / "several_models").mkdir()
+    several = Serve(directory / "several_models", str(models))
     try:
         plain, telling = (one.wait_serving().address for one in (alone, scripted))
         with Client(serve.address) as client:
             client.complete("Hello", max_tokens=1, request_id="ID")  # the id that pages give for one's own
         with fake_hub() as hub:
             hub.files = HUB
-            found = Reader(directory, serve.address, plain, telling, roof.address, hub)
+            found = Reader(directory, serve.address, plain, telling, several.address, hub)
             steps = "paceline", "steps", "--last", "60", "--seconds", "1", "-o", "FILE"  # for who reads it
             assert found.start(steps, directory / "steps.log").wait(_TIMEOUT_S) == 0
             yield found
     finally:
         alone.terminate()
         scripted.terminate()
-        for service in (serve, roof):
+        for service in (serve, several):
             service.process.send_signal(signal.SIGINT)
             service.process.wait(60)
 

@@ -38,8 +38,8 @@ def file_of_models(directory: Path, more: str = "", **fields: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    directory = tmp_path_factory.mktemp("roof")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    directory = tmp_path_factory.mktemp("service")
     with serving(directory, str(file_of_models(directory)), "--memory", BOUND) as serve:
         yield serve
 
@@ -50,21 +50,21 @@ def tokens(client: paceline.Client, model: str, count: int = 20) -> tuple[int, .
 
 
 def test_calls_of_models_that_do_not_fit_together_all_end_with_their_tokens_within_the_bound(
-    roof: Serve,
+    service: Serve,
 ) -> None:
     done, most, loaded = threading.Event(), [0], [0]
 
     def watch() -> None:
-        with paceline.Client(roof.address) as client:
+        with paceline.Client(service.address) as client:
             while not done.is_set():
-                most.append(proportional_bytes(roof.process.pid))
+                most.append(proportional_bytes(service.process.pid))
                 states = client.models().values()
                 loaded.append(sum(state in ("loading", "serving", "draining") for state in states))
 
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        with paceline.Client(roof.address, failover_timeout_s=300) as client:
+        with paceline.Client(service.address, failover_timeout_s=300) as client:
             alone = {name: tokens(client, name) for name in SIZES}
             assert len({*alone.values()}) == len(SIZES)
             with ThreadPoolExecutor(6) as threads:
@@ -87,23 +87,23 @@ def test_a_model_that_can_not_fit_is_refused_by_its_name_before_anything_starts(
     assert "Serving" not in result.stderr
 
 
-def test_an_administrator_loads_and_puts_away_models_and_sees_what_there_is(roof: Serve) -> None:
-    address = ("--address", roof.address)
+def test_an_administrator_loads_and_puts_away_models_and_sees_what_there_is(service: Serve) -> None:
+    address = ("--address", service.address)
     assert run("load", "b", *address).stdout == "b is loaded\n"
     assert run("load", "c", *address).stdout == "c is loaded\n"  # b was put away for it
-    with paceline.Client(roof.address) as client:
+    with paceline.Client(service.address) as client:
         assert client.models() == {"a": "serving", "b": "available", "c": "serving"}
     rows = {
         row["model"]: row
         for line in run("ps", "--json").stdout.splitlines()
-        if (row := json.loads(line))["pid"] == roof.process.pid
+        if (row := json.loads(line))["pid"] == service.process.pid
     }
     assert {name: row["state"] for name, row in rows.items()} == {
         "a": "serving",
         "b": "available",
         "c": "serving",
     }
-    assert {row["port"] for row in rows.values()} == {int(roof.address.rpartition(":")[2])}
+    assert {row["port"] for row in rows.values()} == {int(service.address.rpartition(":")[2])}
     assert len({row["memory_bytes"] for row in rows.values()}) == 1
     assert run("unload", "c", *address).stdout == "c is put away\n"
     assert run("unload", "c", *address).stdout == "c was not loaded\n"
@@ -111,19 +111,19 @@ def test_an_administrator_loads_and_puts_away_models_and_sees_what_there_is(roof
     assert (nobody.returncode, "'nobody' is not served; a, b, c are" in nobody.stderr) == (1, True)
 
 
-def test_what_has_no_field_for_a_model_does_not_load_one_and_names_it_by_the_client(roof: Serve) -> None:
-    run("unload", "b", "--address", roof.address)
-    with paceline.Client(roof.address, model="b", failover_timeout_s=0) as client:
+def test_what_has_no_field_for_a_model_does_not_load_one_and_names_it_by_the_client(service: Serve) -> None:
+    run("unload", "b", "--address", service.address)
+    with paceline.Client(service.address, model="b", failover_timeout_s=0) as client:
         with pytest.raises(errors.RetryLater, match="model b: available"):
             client.status()
         assert client.models()["b"] == "available"
         assert client.complete("x", max_tokens=2).token_ids
         assert client.status().requests >= 1
         assert client.model_info().name == "b"
-    said = run("status", "--json", "--model", "b", "--address", roof.address)
+    said = run("status", "--json", "--model", "b", "--address", service.address)
     assert json.loads(said.stdout)["model"]["name"] == "b"
-    assert "b answered" in run("doctor", "--model", "b", roof.address).stdout
-    unknown = run("why", "no-such-id", "--model", "b", "--address", roof.address)
+    assert "b answered" in run("doctor", "--model", "b", service.address).stdout
+    unknown = run("why", "no-such-id", "--model", "b", "--address", service.address)
     assert "no-such-id is not known" in unknown.stderr
 
 

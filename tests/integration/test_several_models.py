@@ -1,4 +1,4 @@
-"""Several models under one roof: each call reaches its model, and one's death leaves the others' streams."""
+"""Several models at one address: each call reaches its model, and one's death leaves the others' streams."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def file_of_models(directory: Path, **more: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roof(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    directory = tmp_path_factory.mktemp("roof")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    directory = tmp_path_factory.mktemp("service")
     with serving(directory, str(file_of_models(directory))) as serve:
         yield serve
 
@@ -68,8 +68,8 @@ def processes(serve: Serve, kind: str) -> dict[str, int]:
     }
 
 
-def test_each_call_reaches_the_model_that_it_names_and_has_its_tokens(roof: Serve, tmp_path: Path) -> None:
-    with paceline.Client(roof.address) as client:
+def test_each_call_reaches_the_model_that_it_names_and_has_its_tokens(service: Serve, tmp_path: Path) -> None:
+    with paceline.Client(service.address) as client:
         answers = {name: tokens(client, name) for name in SIZES}
         assert len({tuple(ids) for ids in answers.values()}) == len(SIZES)
         assert tokens(client) == answers["a"]  # the first one is what calls mean that name none
@@ -79,16 +79,16 @@ def test_each_call_reaches_the_model_that_it_names_and_has_its_tokens(roof: Serv
 
 
 @pytest.mark.parametrize("name", ["nobody", "../../etc/passwd", "a\n\x1b[2J", "a" * 100_000, "ä"])
-def test_an_unknown_name_is_refused_with_the_names_that_there_are(roof: Serve, name: str) -> None:
-    with paceline.Client(roof.address) as client, pytest.raises(errors.NotFound) as refused:
+def test_an_unknown_name_is_refused_with_the_names_that_there_are(service: Serve, name: str) -> None:
+    with paceline.Client(service.address) as client, pytest.raises(errors.NotFound) as refused:
         client.complete("x", model=name, max_tokens=1)
     assert "a, team/b, c:1 are" in refused.value.message
     assert len(refused.value.message) < 1000
     assert refused.value.message.isprintable()
 
 
-def test_ten_thousand_unknown_names_leave_the_models_answers_as_they_were(roof: Serve) -> None:
-    with open_channel(roof.address, Link.PUBLIC) as channel:
+def test_ten_thousand_unknown_names_leave_the_models_answers_as_they_were(service: Serve) -> None:
+    with open_channel(service.address, Link.PUBLIC) as channel:
         stub = SchedulerServiceStub(channel)
         calls = []
         for number in range(10_000):
@@ -96,20 +96,20 @@ def test_ten_thousand_unknown_names_leave_the_models_answers_as_they_were(roof: 
             if len(calls) == 100:
                 assert {call.code() for call in calls} == {grpc.StatusCode.NOT_FOUND}
                 calls.clear()
-    with paceline.Client(roof.address) as client:
+    with paceline.Client(service.address) as client:
         assert client.complete("x", model="c:1", max_tokens=2).token_ids
 
 
-def test_metadata_names_the_model_of_calls_that_have_no_field_for_it(roof: Serve) -> None:
-    with paceline.Client(roof.address) as client:
+def test_metadata_names_the_model_of_calls_that_have_no_field_for_it(service: Serve) -> None:
+    with paceline.Client(service.address) as client:
         names = [client.view(metadata={"paceline-model": name}).model_info().name for name in SIZES]
         assert names == list(SIZES)
         with pytest.raises(errors.NotFound, match="'nobody' is not served"):
             client.view(metadata={"paceline-model": "nobody"}).status()
 
 
-def test_what_was_begun_at_any_model_is_aborted_by_its_id_alone(roof: Serve) -> None:
-    with paceline.Client(roof.address) as client:
+def test_what_was_begun_at_any_model_is_aborted_by_its_id_alone(service: Serve) -> None:
+    with paceline.Client(service.address) as client:
         generation = client.generate("x", max_tokens=5000, ignore_eos=True, model="c:1", request_id="of-c")
         next(iter(generation))
         assert client.abort(["of-c", "of-nobody"]) == paceline.Aborted(("of-c",), ("of-nobody",))
@@ -120,12 +120,12 @@ def test_what_was_begun_at_any_model_is_aborted_by_its_id_alone(roof: Serve) -> 
 
 @pytest.mark.parametrize("kind", ["executor_service", "scheduler_service"])
 def test_a_killed_process_of_one_model_leaves_all_streams_with_the_same_tokens(
-    roof: Serve, kind: str
+    service: Serve, kind: str
 ) -> None:
-    with paceline.Client(roof.address) as client:
+    with paceline.Client(service.address) as client:
         undisturbed = {name: tokens(client, name) for name in SIZES}
-        others = {name: pid for name, pid in processes(roof, kind).items() if name != "team/b"}
-        victim = processes(roof, kind)["team/b"]
+        others = {name: pid for name, pid in processes(service, kind).items() if name != "team/b"}
+        victim = processes(service, kind)["team/b"]
         found: dict[str, list[int]] = {}
         started = {name: threading.Event() for name in SIZES}
 
@@ -142,7 +142,7 @@ def test_a_killed_process_of_one_model_leaves_all_streams_with_the_same_tokens(
             thread.join()
         assert found == undisturbed
         assert gone(victim)
-        now = processes(roof, kind)
+        now = processes(service, kind)
         assert {name: now[name] for name in others} == others  # nobody else was restarted
 
 

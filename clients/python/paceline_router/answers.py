@@ -15,8 +15,8 @@ from service_kit.credentials import Credentials
 from service_kit.status import rich_status
 
 from paceline_router.calls import CallEndError, Own, RoutedCalls
-from paceline_router.models import RoofModel, RoofState
-from paceline_router.roof import Roof
+from paceline_router.models import ModelState, RoutedModel
+from paceline_router.supervisor_connection import SupervisorConnection
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -24,11 +24,11 @@ SUPERVISOR = "serve"
 """Who has written the entries: not a scheduler, so that clients take none for that of the scheduler asked."""
 MAX_WATCHERS = 2048
 _STATES = {
-    RoofState.AVAILABLE: pb.SCHEDULER_STATE_AVAILABLE,
-    RoofState.LOADING: pb.SCHEDULER_STATE_LOADING,
-    RoofState.SERVING: pb.SCHEDULER_STATE_SERVING,
-    RoofState.DRAINING: pb.SCHEDULER_STATE_DRAINING,
-    RoofState.FAILED: pb.SCHEDULER_STATE_FAILED,
+    ModelState.AVAILABLE: pb.SCHEDULER_STATE_AVAILABLE,
+    ModelState.LOADING: pb.SCHEDULER_STATE_LOADING,
+    ModelState.SERVING: pb.SCHEDULER_STATE_SERVING,
+    ModelState.DRAINING: pb.SCHEDULER_STATE_DRAINING,
+    ModelState.FAILED: pb.SCHEDULER_STATE_FAILED,
 }
 _SCHEDULER, _ADMIN = "/paceline.scheduler.v1.SchedulerService/", "/paceline.scheduler.v1.AdminService/"
 
@@ -36,8 +36,8 @@ _SCHEDULER, _ADMIN = "/paceline.scheduler.v1.SchedulerService/", "/paceline.sche
 class RouterAnswers:
     """The handlers. `methods`: by path."""
 
-    def __init__(self, roof: Roof, credentials: Credentials, audit: Audit) -> None:
-        self._roof, self._credentials, self._audit, self._watchers = roof, credentials, audit, 0
+    def __init__(self, supervisor: SupervisorConnection, credentials: Credentials, audit: Audit) -> None:
+        self._supervisor, self._credentials, self._audit, self._watchers = supervisor, credentials, audit, 0
         self.calls: RoutedCalls
         self.methods: Mapping[str, Own] = {
             f"{_SCHEDULER}WatchSchedulers": self._watch,
@@ -59,15 +59,15 @@ class RouterAnswers:
             self._watchers -= 1
 
     async def _tell(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
-        known: tuple[RoofModel, ...] | None = None
+        known: tuple[RoutedModel, ...] | None = None
         while True:
-            models = tuple(self._roof.models)
+            models = tuple(self._supervisor.models)
             changed = [] if request.own else [one for one in models if known is None or one not in known]
             if changed or known is None:
                 answer = pb.WatchSchedulersResponse(entries=map(_entry, changed), complete=known is None)
                 await context.write(answer.SerializeToString())
             known = models
-            await self._roof.changed()
+            await self._supervisor.changed()
 
     async def _abort(self, request: Any, context: _Context) -> None:
         """End requests of whichever model has them: of Abort and AbortRequests alike."""
@@ -83,7 +83,7 @@ class RouterAnswers:
         await context.write(admin_pb2.LoadModelResponse().SerializeToString())
 
     async def _unload(self, request: admin_pb2.UnloadModelRequest, context: _Context) -> None:
-        unloaded = await self._roof.put_away(self._administered(request.model, "UnloadModel", context))
+        unloaded = await self._supervisor.put_away(self._administered(request.model, "UnloadModel", context))
         await context.write(admin_pb2.UnloadModelResponse(unloaded=unloaded).SerializeToString())
 
     def _administered(self, name: str, method: str, context: _Context) -> str:
@@ -93,10 +93,10 @@ class RouterAnswers:
             text, code = f"{caller.name} is no administrator", grpc.StatusCode.PERMISSION_DENIED
             raise CallEndError(rich_status(code, text, reason="PERMISSION"))
         self._audit.administered(caller.name, method)
-        return self._roof.models.meant(name, "").name
+        return self._supervisor.models.meant(name, "").name
 
 
-def _entry(model: RoofModel) -> pb.SchedulerEntry:
+def _entry(model: RoutedModel) -> pb.SchedulerEntry:
     return pb.SchedulerEntry(
         model=model.name,
         state=_STATES[model.state],

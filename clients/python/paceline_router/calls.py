@@ -19,8 +19,8 @@ from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
 from service_kit.logs import Log
 from service_kit.status import client_has_left, end_call, rich_status
 
-from paceline_router.models import RoofModel, RoofState, UnknownModelError
-from paceline_router.roof import Roof
+from paceline_router.models import ModelState, RoutedModel, UnknownModelError
+from paceline_router.supervisor_connection import SupervisorConnection
 
 log = Log(__name__)
 
@@ -50,8 +50,8 @@ class CallEnd(grpc.Status):
 class RoutedCalls(grpc.GenericRpcHandler):
     """Handles all methods of a scheduler. `own`: by path, those that are answered here."""
 
-    def __init__(self, roof: Roof, own: Mapping[str, Own]) -> None:
-        self._roof, self._own = roof, own
+    def __init__(self, supervisor: SupervisorConnection, own: Mapping[str, Own]) -> None:
+        self._supervisor, self._own = supervisor, own
         self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
         self._live: Counter[str] = Counter()  # calls by model
@@ -101,8 +101,8 @@ class RoutedCalls(grpc.GenericRpcHandler):
         One that has just died has no live requests.
         """
         answers = []
-        for model in list(self._roof.models):
-            if model.state is RoofState.SERVING:
+        for model in list(self._supervisor.models):
+            if model.state is ModelState.SERVING:
                 try:
                     answers += [message async for message in self._messages(model, method, data, context)]
                 except CallEndError as error:
@@ -128,24 +128,24 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 return
             field = _named(request)
         metadata = dict(context.invocation_metadata() or ())
-        model = self._roof.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
+        model = self._supervisor.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
         del request
         uses = names_model(kind)
         with self._counted(model):
             model = await self._up(model, metadata, context) if uses else self._found(model)
-            with self._roof.using("busy", model.name) if uses else nullcontext():
+            with self._supervisor.using("busy", model.name) if uses else nullcontext():
                 async for message in self._messages(model, method, data, context):
                     await context.write(message)
 
     async def up(self, name: str, context: _Context) -> None:
         """Have a model loaded, and wait until it serves. Raises CallEndError."""
-        model = self._roof.models[name]
+        model = self._supervisor.models[name]
         with self._counted(model):
             await self._up(model, {}, context)
 
     @contextmanager
-    def _counted(self, model: RoofModel) -> Iterator[None]:
-        if self._roof.closing:
+    def _counted(self, model: RoutedModel) -> Iterator[None]:
+        if self._supervisor.closing:
             raise CallEndError(
                 rich_status(_Code.UNAVAILABLE, "shutting down", reason="DRAINING", retry_after_s=_RETRY_S)
             )
@@ -160,7 +160,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         finally:
             self._live[model.name] -= 1
 
-    async def _up(self, model: RoofModel, metadata: Mapping[str, Any], context: _Context) -> RoofModel:
+    async def _up(self, model: RoutedModel, metadata: Mapping[str, Any], context: _Context) -> RoutedModel:
         """The model once it serves, for which the call waits as long as its metadata says, or its deadline.
 
         Raises CallEndError.
@@ -174,20 +174,20 @@ class RoutedCalls(grpc.GenericRpcHandler):
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
-                        await self._roof.served(model.name)
+                        await self._supervisor.served(model.name)
             finally:
                 self._waiting -= 1
-        return self._found(self._roof.models[model.name])
+        return self._found(self._supervisor.models[model.name])
 
     @staticmethod
-    def _found(model: RoofModel) -> RoofModel:
+    def _found(model: RoutedModel) -> RoutedModel:
         """The model, which serves. Raises CallEndError with what it does instead."""
-        if model.state is RoofState.SERVING:
+        if model.state is ModelState.SERVING:
             return model
         text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
         raise CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
 
-    async def _messages(self, model: RoofModel, method: str, data: bytes, context: _Context) -> Any:
+    async def _messages(self, model: RoutedModel, method: str, data: bytes, context: _Context) -> Any:
         """The answer's messages. Sends the initial metadata before the first one."""
         send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(model.socket).unary_stream(
             method

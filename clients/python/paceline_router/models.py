@@ -1,4 +1,4 @@
-"""The models under one roof: their states, which of them a call means, and their lines on the roof's socket.
+"""The models at one address: their states, which of them a call means, and lines on the supervisor's socket.
 
 Pure. Who asks for an unknown name leaves nothing behind.
 """
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 _MAX_LISTED = 16  # names in a refusal
 
 
-class RoofState(enum.StrEnum):
+class ModelState(enum.StrEnum):
     """Of a model."""
 
     AVAILABLE = enum.auto()  # not loaded
@@ -31,11 +31,11 @@ class UnknownModelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RoofModel:
+class RoutedModel:
     """One model, as the process that keeps its services running tells it."""
 
     name: str
-    state: RoofState
+    state: ModelState
     socket: str = ""  # of its scheduler, while there is one: a path
     detail: str = ""  # what it waits for, or why it failed
     adapters: tuple[str, ...] = ()  # that are loaded from the start
@@ -50,16 +50,16 @@ class RoofModel:
     @property
     def is_held(self) -> bool:
         """Whether it has processes."""
-        return self.state in (RoofState.LOADING, RoofState.SERVING, RoofState.DRAINING)
+        return self.state in (ModelState.LOADING, ModelState.SERVING, ModelState.DRAINING)
 
     @property
     def is_coming(self) -> bool:
         """Whether it serves after some time, if it is wanted."""
-        return self.state is not RoofState.SERVING and (self.state is not RoofState.FAILED or self.may_load)
+        return self.state is not ModelState.SERVING and (self.state is not ModelState.FAILED or self.may_load)
 
 
 @dataclass(frozen=True, slots=True)
-class RoofUse:
+class ModelUse:
     """What the router says of the calls that it has: everything, each time that something has changed."""
 
     read: int = 0  # the version of the models that it knows
@@ -72,7 +72,7 @@ class RoofUse:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> RoofUse:
+    def of(cls, line: bytes) -> ModelUse:
         """Of such a line. Raises ValueError, TypeError."""
         said = json.loads(line)
         return cls(said.pop("read"), **{use: tuple(names) for use, names in said.items()})
@@ -83,23 +83,23 @@ def is_model_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-class RoofModels:
+class RoutedModels:
     """All models by name. The first one is what calls mean that name none. `version` rises with changes."""
 
-    def __init__(self, models: Iterable[RoofModel] = (), version: int = 0) -> None:
+    def __init__(self, models: Iterable[RoutedModel] = (), version: int = 0) -> None:
         self.version = version
-        self._models: Mapping[str, RoofModel] = {one.name: one for one in models}
+        self._models: Mapping[str, RoutedModel] = {one.name: one for one in models}
         self._by_adapter = {
             adapter: one for one in reversed(self._models.values()) for adapter in one.adapters
         }
 
-    def __iter__(self) -> Iterator[RoofModel]:
+    def __iter__(self) -> Iterator[RoutedModel]:
         return iter(self._models.values())
 
-    def __getitem__(self, name: str) -> RoofModel:
+    def __getitem__(self, name: str) -> RoutedModel:
         return self._models[name]
 
-    def meant(self, field: str, key: str) -> RoofModel:
+    def meant(self, field: str, key: str) -> RoutedModel:
         """The model of a call. `field`: its request's field `model`. `key`: the model in its metadata.
 
         A model in the field counts before the metadata, which counts before an adapter in the field: an
@@ -129,12 +129,12 @@ class RoofModels:
         return json.dumps([self.version, *(asdict(one) for one in self)]).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> RoofModels:
+    def of(cls, line: bytes) -> RoutedModels:
         """The models of such a line. Raises ValueError, TypeError, KeyError."""
         version, *models = json.loads(line)
         return cls(
             [
-                RoofModel(**{**one, "state": RoofState(one["state"]), "adapters": tuple(one["adapters"])})
+                RoutedModel(**{**one, "state": ModelState(one["state"]), "adapters": tuple(one["adapters"])})
                 for one in models
             ],
             version,

@@ -27,8 +27,8 @@ from service_kit.settings import ServiceSettings
 
 from paceline_router.answers import RouterAnswers
 from paceline_router.calls import MAX_CALLS, RoutedCalls
-from paceline_router.models import RoofModels, RoofState
-from paceline_router.roof import Roof
+from paceline_router.models import ModelState, RoutedModels
+from paceline_router.supervisor_connection import SupervisorConnection
 
 SERVICE = "paceline.scheduler.v1.SchedulerService"
 ADMIN_SERVICE = "paceline.scheduler.v1.AdminService"
@@ -49,7 +49,7 @@ class RouterSettings(ServiceSettings):
     }
 
     port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0: any free one")
-    roof: Path = Field(description="Unix socket of the process that keeps the models running")
+    supervisor: Path = Field(description="Unix socket of the process that keeps the models running")
 
     def check_secrets(self) -> None:
         """As `ServiceSettings`. Raises ValueError too where strangers would be administrators.
@@ -104,9 +104,9 @@ class RouterServer:
         self.metrics, self.health = RouterMetrics(), PublishedHealth(SERVICE)
         contracts = scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR
         self.audit = Audit(contracts, self.metrics.call_failed)
-        self._roof = Roof(settings.roof, self._told)
-        answers = RouterAnswers(self._roof, settings.credentials, self.audit)
-        self._calls = answers.calls = RoutedCalls(self._roof, answers.methods)
+        self._supervisor = SupervisorConnection(settings.supervisor, self._told)
+        answers = RouterAnswers(self._supervisor, settings.credentials, self.audit)
+        self._calls = answers.calls = RoutedCalls(self._supervisor, answers.methods)
         self.metrics.live = self._calls.live
         options = dict(server_options(Link.PUBLIC)) | {
             "grpc.max_receive_message_length": RECEIVE_BYTES,
@@ -124,11 +124,11 @@ class RouterServer:
 
     async def run(self, shutdown: Shutdown) -> None:  # noqa: ARG002  # of the Service
         """Serve until cancelled."""
-        await self._roof.run()
+        await self._supervisor.run()
 
     async def drain(self, shutdown: Shutdown) -> None:
         """Refuse new calls of models, and wait until the live ones have ended; a second signal ends them."""
-        self._roof.close()
+        self._supervisor.close()
         await self.health.show(serving=False)
         deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         while any(self._calls.live.values()) and not shutdown.force.is_set():
@@ -140,6 +140,6 @@ class RouterServer:
         """Close the connections to schedulers."""
         await self._calls.close()
 
-    async def _told(self, models: RoofModels) -> None:
-        serving = any(one.state is RoofState.SERVING for one in models)
-        await self.health.show(serving=serving and not self._roof.closing)
+    async def _told(self, models: RoutedModels) -> None:
+        serving = any(one.state is ModelState.SERVING for one in models)
+        await self.health.show(serving=serving and not self._supervisor.closing)

@@ -79,7 +79,7 @@ def ps(
 def _stacks(token: str) -> Iterator[RunningStack]:
     """The stacks whose processes live. A killed one may leave its directory."""
     found = list(stack_directories())
-    roofs = {pid for pid, directory in found if (directory / "router").exists()}
+    of_several = {pid for pid, directory in found if (directory / "router").exists()}
     for pid, directory in found:
         files = ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
         try:
@@ -90,7 +90,7 @@ def _stacks(token: str) -> Iterator[RunningStack]:
             continue
         if files.port.name == "router":
             yield from _models(pid, port, files.socket, token)
-        elif pid not in roofs:
+        elif pid not in of_several:
             yield _asked(pid, port, files.socket, token)
 
 

@@ -29,10 +29,16 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.roof import ModelRoof, roofing
-from paceline.cli.roof_config import ForAllModels, announce_roof, are_several, bytes_of, roof_config
-from paceline.cli.roof_plan import RoofConfig
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
+from paceline.cli.several_models.config import (
+    ForAllModels,
+    announce_models,
+    are_several,
+    bytes_of,
+    models_config,
+)
+from paceline.cli.several_models.plan import ModelsConfig
+from paceline.cli.several_models.stacks import ModelStacks, starting_models
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
@@ -210,12 +216,12 @@ def serve(
     require_adapters(adapter_dir, adapter or [])
     directory = ("--adapter-dir", str(adapter_dir)) if adapter_dir else ()
     adapters = tuple(f"--adapter={one}" for one in adapter or ())
-    config: StackConfig | RoofConfig
+    config: StackConfig | ModelsConfig
     if are_several(given):
         alone = (draft_model, draft_backend, draft_option, adapter_dir, adapter, executor_port or None)
         if any(option is not None for option in (*alone, executor_token_file, served_model_name or None)):
             fail("of several models, drafts, adapters and executors are set in the YAML file of models", 2)
-        config = roof_config(
+        config = models_config(
             given,
             ForAllModels(
                 backend,
@@ -260,7 +266,7 @@ def serve(
     _run(config, port_file)
 
 
-def _run(config: StackConfig | RoofConfig, port_file: Path | None) -> None:
+def _run(config: StackConfig | ModelsConfig, port_file: Path | None) -> None:
     """Serve until a signal."""
     if config.gateway is not None:
         require_free(config.gateway.host, config.gateway.port, "--openai")
@@ -303,10 +309,10 @@ def say(name: str, line: str) -> None:
     )
 
 
-async def _serve(config: StackConfig | RoofConfig, port_file: Path | None) -> None:
+async def _serve(config: StackConfig | ModelsConfig, port_file: Path | None) -> None:
     loop, stop, starter = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
     assert starter is not None
-    stack: Stack | ModelRoof | None = None
+    stack: Stack | ModelStacks | None = None
 
     def on_signal(number: signal.Signals) -> None:
         if stack is None:
@@ -326,9 +332,9 @@ async def _serve(config: StackConfig | RoofConfig, port_file: Path | None) -> No
             opening = (
                 starting(config, say, loading)
                 if isinstance(config, StackConfig)
-                else roofing(config, say, loading)
+                else starting_models(config, say, loading)
             )
-            opened: Stack | ModelRoof = await cleanup.enter_async_context(opening)
+            opened: Stack | ModelStacks = await cleanup.enter_async_context(opening)
             stack = opened
         supervisor = asyncio.create_task(opened.supervise())
         cleanup.callback(supervisor.cancel)
@@ -336,7 +342,7 @@ async def _serve(config: StackConfig | RoofConfig, port_file: Path | None) -> No
             _announce(opened, port_file)
             await _tell_what_to_try(opened)
         else:
-            announce_roof(opened, port_file)
+            announce_models(opened, port_file)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
         if supervisor.done():

@@ -1,6 +1,6 @@
-"""Several models under one roof: what it promises, and what its router costs.
+"""Several models at one address: what it promises, and what its router costs.
 
-usage: python -m tests.bench.roof [mixed|faults|loading|hop ...] [--requests 2000] [--json FILE]
+usage: python -m tests.bench.several_models [mixed|faults|loading|hop ...] [--requests 2000] [--json FILE]
 
 mixed    three small models and the default one in a bound that holds two of them: requests of the Python
          client, the Node client (`npm ci` in clients/node before) and the OpenAI API, each answer compared
@@ -58,7 +58,7 @@ def entries(names: Sequence[str], **more: object) -> list[dict[str, object]]:
 
 
 @contextmanager
-def roof(models: Sequence[Mapping[str, object]], *arguments: str) -> Iterator[Serve]:
+def serving_models(models: Sequence[Mapping[str, object]], *arguments: str) -> Iterator[Serve]:
     """A context manager: `paceline serve` with these models."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "models.yaml"
@@ -113,7 +113,7 @@ def by_door(door: str, model: str, prompt: str) -> str:
 
 def by_node(address: str, asked: Sequence[tuple[str, str]], seen: Seen) -> None:
     """All answers, by the Node client."""
-    script = Path(__file__).with_name("roof_node.mjs")
+    script = Path(__file__).with_name("several_models_node.mjs")
     done = subprocess.run(
         ["node", str(script), address, str(STREAMS), str(TOKENS)],
         input=json.dumps(asked),
@@ -153,7 +153,7 @@ def mixed(requests: int) -> list[Line]:
     seen, done, most, held = Seen(), threading.Event(), [0], [0]
     began = time.monotonic()
     with (
-        roof(models, "--memory", str(MEMORY), "--openai", "0") as serve,
+        serving_models(models, "--memory", str(MEMORY), "--openai", "0") as serve,
         paceline.Client(serve.address, failover_timeout_s=PATIENCE_S) as client,
     ):
         (door,) = serve.wait_for(r"OpenAI API at (\S+)")
@@ -223,7 +223,7 @@ def faults() -> list[Line]:
     """Streams are the same whatever dies or freezes, and another model's do not pause."""
     lines = []
     with (
-        roof(entries(["first", "second"], **{"step-ms": 20})) as serve,
+        serving_models(entries(["first", "second"], **{"step-ms": 20})) as serve,
         paceline.Client(serve.address, failover_timeout_s=120) as client,
     ):
 
@@ -281,7 +281,10 @@ def loading() -> list[Line]:
             found.append((time.monotonic() - began) * 1000)
         return found
 
-    with roof([*entries(["first"]), default_entry()]) as serve, paceline.Client(serve.address) as client:
+    with (
+        serving_models([*entries(["first"]), default_entry()]) as serve,
+        paceline.Client(serve.address) as client,
+    ):
         alone, beside = list[float](), list[float]()
         for _ in range(LOADS):
             end = time.monotonic() + 5
@@ -304,7 +307,7 @@ def loading() -> list[Line]:
 def hop() -> list[Line]:
     """What the router costs a token: of time, and of processor."""
     lines = []
-    with roof(entries(["first", "second"])) as serve:
+    with serving_models(entries(["first", "second"])) as serve:
         pids = family(serve.process.pid)
         scheduler = next(one for one in pids if "--model-name=first" in _command(one))
         router = next(one for one in pids if "paceline_router" in _command(one))

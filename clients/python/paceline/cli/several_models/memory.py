@@ -1,4 +1,4 @@
-"""Which models of a roof are loaded next, and which are put away for them. Pure: time is passed in.
+"""Which of several models are loaded next, and which are put away for them. Pure: time is passed in.
 
 Models are loaded in the order in which calls began to wait for them, and none overtakes, so each gets its
 turn. For one that does not fit, those that are not used go first, the least recently used one before the
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline_router.models import RoofState
+from paceline_router.models import ModelState
 
 TURN_S = 10.0
 """Time that a loaded model has at least for streams that others wait for."""
 FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
 """Time in which a model that has failed is not loaded again: doubled each time."""
-_HELD = (RoofState.LOADING, RoofState.SERVING, RoofState.DRAINING)
+_HELD = (ModelState.LOADING, ModelState.SERVING, ModelState.DRAINING)
 
 
 @dataclass(slots=True)
-class Lodger:
+class LoadableModel:
     """A model, as far as its memory is concerned. Times are in seconds, of one clock."""
 
     stays: bool = False  # it is never put away for another
     keep_alive_s: float | None = None  # unused for so long, it is put away; None: only for another
     need: int | None = None  # bytes, from the beginning of its load on; None: unknown
-    state: RoofState = RoofState.AVAILABLE
+    state: ModelState = ModelState.AVAILABLE
     busy: bool = False  # it has streams, or may have some that are not known yet
     loaded_at: float = 0.0
     used_at: float = 0.0  # the end of its last use
@@ -58,37 +58,37 @@ class Moves:
         self.again_at = at if self.again_at is None else min(self.again_at, at)
 
 
-def moves(lodgers: Mapping[str, Lodger], wanted: Sequence[str], bound: int | None, now: float) -> Moves:
+def moves(models: Mapping[str, LoadableModel], wanted: Sequence[str], bound: int | None, now: float) -> Moves:
     """The moves at a time. `wanted`: names, longest waiting first. `bound`: bytes of all models together."""
     found = Moves()
-    for name, one in lodgers.items():
-        if one.state is RoofState.FAILED and one.retry_at > now:
+    for name, one in models.items():
+        if one.state is ModelState.FAILED and one.retry_at > now:
             found.look_at(one.retry_at)
-        if one.state is RoofState.SERVING and not (one.busy or one.stays) and one.keep_alive_s is not None:
+        if one.state is ModelState.SERVING and not (one.busy or one.stays) and one.keep_alive_s is not None:
             if one.used_at + one.keep_alive_s <= now:
                 found.put_away.append(name)
             else:
                 found.look_at(one.used_at + one.keep_alive_s)
-    held = sum(one.need or 0 for one in lodgers.values() if one.state in _HELD)
+    held = sum(one.need or 0 for one in models.values() if one.state in _HELD)
     for name in wanted:
-        one = lodgers[name]
-        if one.state in _HELD or (one.state is RoofState.FAILED and one.retry_at > now):
+        one = models[name]
+        if one.state in _HELD or (one.state is ModelState.FAILED and one.retry_at > now):
             continue
         if bound is not None and held + (one.need or 0) > bound:
             found.waits = name
-            _make_room(held + (one.need or 0) - bound, lodgers, found, now)
+            _make_room(held + (one.need or 0) - bound, models, found, now)
             break  # nobody overtakes it
         found.load.append(name)
         held += one.need or 0
     return found
 
 
-def _make_room(short: int, lodgers: Mapping[str, Lodger], found: Moves, now: float) -> None:
+def _make_room(short: int, models: Mapping[str, LoadableModel], found: Moves, now: float) -> None:
     """Add those that are put away for a model that is `short` of so many bytes."""
-    leaving = {name for name, one in lodgers.items() if one.state is RoofState.DRAINING} | {*found.put_away}
-    short -= sum(lodgers[name].need or 0 for name in leaving)
+    leaving = {name for name, one in models.items() if one.state is ModelState.DRAINING} | {*found.put_away}
+    short -= sum(models[name].need or 0 for name in leaving)
     others = [
-        (name, one) for name, one in lodgers.items() if one.state is RoofState.SERVING and not one.stays
+        (name, one) for name, one in models.items() if one.state is ModelState.SERVING and not one.stays
     ]
     for name, one in sorted(others, key=lambda other: (other[1].busy, other[1].used_at)):
         if short <= 0 or name in leaving:

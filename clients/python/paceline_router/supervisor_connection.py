@@ -1,4 +1,4 @@
-"""The roof as its router sees it: the models that are told, and what is said of the calls that use them."""
+"""The router's connection to `serve`: it is told the models, and says which of them its calls use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from service_kit.logs import Log
 
-from paceline_router.models import RoofModel, RoofModels, RoofUse
+from paceline_router.models import ModelUse, RoutedModel, RoutedModels
 
 log = Log(__name__)
 
@@ -22,15 +22,15 @@ Use = Literal["busy", "wanted", "unwanted"]
 """Of a model, by calls: streams that it has; calls that wait for it; calls that have it put away."""
 
 
-class Roof:
+class SupervisorConnection:
     """Follows the models over the Unix socket of the process that keeps them running.
 
     That process learns all uses at once whenever one begins or ends, and after a connection was lost: nothing
     that a call waits for can be forgotten. `told` is awaited after each line.
     """
 
-    def __init__(self, socket: Path, told: Callable[[RoofModels], Awaitable[None]]) -> None:
-        self.models = RoofModels()
+    def __init__(self, socket: Path, told: Callable[[RoutedModels], Awaitable[None]]) -> None:
+        self.models = RoutedModels()
         self.closing = False
         self._socket, self._told = socket, told
         self._writer: asyncio.StreamWriter | None = None
@@ -44,7 +44,7 @@ class Roof:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(self._socket, limit=MAX_LINE_BYTES)
                 while line := await reader.readline():
-                    self.models = RoofModels.of(line)
+                    self.models = RoutedModels.of(line)
                     self._changed()
                     await self._told(self.models)
                     self._say_soon()
@@ -80,7 +80,7 @@ class Roof:
         """Wait until something was told."""
         await self._change.wait()
 
-    async def served(self, name: str) -> RoofModel:
+    async def served(self, name: str) -> RoutedModel:
         """The model, once it serves, or won't; it is loaded for this call if it isn't."""
         with self.using("wanted", name):
             while (model := self.models[name]).is_coming and not self.closing:
@@ -103,7 +103,7 @@ class Roof:
     def _say(self) -> None:
         self._saying = False
         if self._writer is not None:
-            use = RoofUse(self.models.version, *(tuple(self._uses[one]) for one in self._uses))
+            use = ModelUse(self.models.version, *(tuple(self._uses[one]) for one in self._uses))
             self._writer.write(use.line())
 
     def _changed(self) -> None:

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paceline.cli.roof_room import FIRST_RETRY_S, LAST_RETRY_S, TURN_S, Lodger, Moves, moves
-from paceline_router.models import RoofState
+from paceline.cli.several_models.memory import (
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    TURN_S,
+    LoadableModel,
+    Moves,
+    moves,
+)
+from paceline_router.models import ModelState
 
-SERVING, AVAILABLE = RoofState.SERVING, RoofState.AVAILABLE
+SERVING, AVAILABLE = ModelState.SERVING, ModelState.AVAILABLE
 
 
 def told(found: Moves) -> tuple[list[str], list[str], float | None]:
@@ -17,50 +24,57 @@ def told(found: Moves) -> tuple[list[str], list[str], float | None]:
 
 
 def test_models_are_loaded_as_far_as_memory_goes_in_the_order_of_their_calls() -> None:
-    models = {name: Lodger(need=4) for name in "abc"}
+    models = {name: LoadableModel(need=4) for name in "abc"}
     assert told(moves(models, "cab", 9, 0.0)) == (["c", "a"], [], None)
     assert moves(models, "cab", None, 0.0).load == ["c", "a", "b"]
 
 
 def test_the_least_recently_used_model_without_streams_goes_first_and_one_that_stays_never() -> None:
     models = {
-        "stays": Lodger(stays=True, need=4, state=SERVING),
-        "old": Lodger(need=4, state=SERVING, used_at=1.0),
-        "new": Lodger(need=4, state=SERVING, used_at=2.0),
-        "busy": Lodger(need=4, state=SERVING, busy=True, loaded_at=3.0),
-        "wanted": Lodger(need=4),
+        "stays": LoadableModel(stays=True, need=4, state=SERVING),
+        "old": LoadableModel(need=4, state=SERVING, used_at=1.0),
+        "new": LoadableModel(need=4, state=SERVING, used_at=2.0),
+        "busy": LoadableModel(need=4, state=SERVING, busy=True, loaded_at=3.0),
+        "wanted": LoadableModel(need=4),
     }
     assert told(moves(models, ["wanted"], 16, 4.0)) == ([], ["old"], None)
-    models["old"].state = RoofState.DRAINING
+    models["old"].state = ModelState.DRAINING
     assert told(moves(models, ["wanted"], 16, 5.0)) == ([], [], None)  # it is on its way
     models["old"].state = AVAILABLE
     assert told(moves(models, ["wanted"], 16, 6.0)) == (["wanted"], [], None)
 
 
 def test_a_model_with_streams_has_its_turn_and_goes_then_for_one_that_waits() -> None:
-    models = {"a": Lodger(need=4, state=SERVING, busy=True, loaded_at=100.0), "b": Lodger(need=4)}
+    models = {
+        "a": LoadableModel(need=4, state=SERVING, busy=True, loaded_at=100.0),
+        "b": LoadableModel(need=4),
+    }
     assert told(moves(models, ["b"], 4, 101.0)) == ([], [], 100.0 + TURN_S)
     assert told(moves(models, ["b"], 4, 100.0 + TURN_S)) == ([], ["a"], None)
     assert told(moves(models, [], 4, 1e9)) == ([], [], None)  # for nobody it stays
 
 
 def test_nobody_overtakes_a_model_that_waits_for_memory() -> None:
-    models = {"a": Lodger(need=3, state=SERVING, busy=True), "large": Lodger(need=4), "small": Lodger(need=1)}
+    models = {
+        "a": LoadableModel(need=3, state=SERVING, busy=True),
+        "large": LoadableModel(need=4),
+        "small": LoadableModel(need=1),
+    }
     assert told(moves(models, ["large", "small"], 4, 1.0)) == ([], [], TURN_S)
 
 
 def test_an_unused_model_goes_after_its_keep_alive_time() -> None:
     models = {
-        "kept": Lodger(keep_alive_s=60.0, state=SERVING, used_at=10.0),
-        "busy": Lodger(keep_alive_s=60.0, state=SERVING, used_at=10.0, busy=True),
-        "stays": Lodger(keep_alive_s=60.0, state=SERVING, stays=True),
+        "kept": LoadableModel(keep_alive_s=60.0, state=SERVING, used_at=10.0),
+        "busy": LoadableModel(keep_alive_s=60.0, state=SERVING, used_at=10.0, busy=True),
+        "stays": LoadableModel(keep_alive_s=60.0, state=SERVING, stays=True),
     }
     assert told(moves(models, [], None, 69.0)) == ([], [], 70.0)
     assert told(moves(models, [], None, 70.0)) == ([], ["kept"], None)
 
 
 def test_a_model_that_has_failed_is_loaded_again_after_a_time_that_doubles() -> None:
-    one = Lodger(state=RoofState.FAILED)
+    one = LoadableModel(state=ModelState.FAILED)
     waits = []
     for now in range(12):
         one.failed(now * 1e6)
@@ -86,7 +100,7 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
 ) -> None:
     """A simulation of seconds: calls are (model, arrival, duration)."""
     bound = max(needs) + spare
-    models = {str(number): Lodger(need=need) for number, need in enumerate(needs)}
+    models = {str(number): LoadableModel(need=need) for number, need in enumerate(needs)}
     names = list(models)
     waiting = sorted((at, names[model % len(needs)], lasts) for model, at, lasts in calls)
     arrived: list[tuple[str, int]] = []
@@ -108,7 +122,7 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
                 arrived.remove((name, lasts))
                 live.append((name, now + lasts))
         for name, one in models.items():
-            if one.state is RoofState.DRAINING and not any(who == name for who, _ in live):
+            if one.state is ModelState.DRAINING and not any(who == name for who, _ in live):
                 one.state = AVAILABLE
             busy = any(who == name for who, _ in live)
             if one.busy and not busy:
@@ -117,10 +131,12 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
         found = moves(models, list(dict.fromkeys(name for name, _ in arrived)), bound, now)
         for name in found.put_away:
             assert models[name].state is SERVING
-            models[name].state = RoofState.DRAINING
+            models[name].state = ModelState.DRAINING
         for name in found.load:
-            models[name].state, loading[name] = RoofState.LOADING, now + load_s
-        held = sum(one.need or 0 for one in models.values() if one.state not in (AVAILABLE, RoofState.FAILED))
+            models[name].state, loading[name] = ModelState.LOADING, now + load_s
+        held = sum(
+            one.need or 0 for one in models.values() if one.state not in (AVAILABLE, ModelState.FAILED)
+        )
         assert held <= bound
         if now > 40 and not arrived and not live:
             return

@@ -1,4 +1,4 @@
-// Part of tests.bench.roof: completions from Node. Reads one JSON list of [model, prompt] from standard input
+// Part of tests.bench.several_models: completions from Node. Reads one JSON list of [model, prompt] from standard input
 // and writes one JSON object for each: {model, prompt, tokens} or {model, prompt, error}.
 import { readFileSync } from 'node:fs';
 import { Client } from '../../clients/node/src/index.js';

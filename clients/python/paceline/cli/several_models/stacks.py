@@ -1,4 +1,4 @@
-"""Several models under one roof: a stack for each, and a router whose one address leads to all of them."""
+"""Several models at one address: a stack for each, and a router whose one address leads to all of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paceline_router.models import RoofModel, RoofModels, RoofState, RoofUse
+from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 
-from paceline.cli.roof_plan import ModelLaunch, RoofConfig, planned
-from paceline.cli.roof_room import Lodger, moves
 from paceline.cli.scratch import scratch_directory
 from paceline.cli.services import command
+from paceline.cli.several_models.memory import LoadableModel, moves
+from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig, planned
 from paceline.cli.stack import (
     ChildFiles,
     Loading,
@@ -32,30 +32,32 @@ _ROUTER = "paceline_router"
 _WAITS = "others are put away for it first"
 
 
-class ModelRoof:
-    """The running models. One whose stack can't be kept running has failed, and the others go on.
+class ModelStacks:
+    """The stacks of several models, and their router. `needs`: planned bytes by name, as far as known.
 
-    `needs`: planned bytes by name, of those for which they are known. What is loaded and put away is decided
-    by `moves`, from the models' states and from what the router says of its calls.
+    A model whose stack can't be kept running has failed, and the others go on. What is loaded and put away is
+    decided by `moves`, from the models' states and from what the router says of its calls.
     """
 
     def __init__(
-        self, config: RoofConfig, needs: Mapping[str, int], directory: Path, say: Say, loading: Loading
+        self, config: ModelsConfig, needs: Mapping[str, int], directory: Path, say: Say, loading: Loading
     ) -> None:
         self.config = config
         self._say, self._loading = say, loading
         self._launches = {one.name: one for one in config.models}
-        self._lodgers = {
-            name: Lodger(not one.on_demand, one.keep_alive_s, needs.get(name))
+        self._loadable = {
+            name: LoadableModel(not one.on_demand, one.keep_alive_s, needs.get(name))
             for name, one in self._launches.items()
         }
         self._models = {
-            name: RoofModel(name, RoofState.AVAILABLE, adapters=one.adapters, memory_bytes=needs.get(name, 0))
+            name: RoutedModel(
+                name, ModelState.AVAILABLE, adapters=one.adapters, memory_bytes=needs.get(name, 0)
+            )
             for name, one in self._launches.items()
         }
         self._clock = asyncio.get_running_loop().time
         self._version, self._since = 1, dict.fromkeys(self._launches, 1)  # of the models; of each's state
-        self._use = RoofUse()  # as the router has said it last
+        self._use = ModelUse()  # as the router has said it last
         self._told, self._heard = asyncio.Event(), asyncio.Event()  # replaced at each change of either
         self._stir = asyncio.Event()  # one of them has changed
         self._listening: asyncio.Task[None] | None = None  # to the router that came last
@@ -65,11 +67,11 @@ class ModelRoof:
         self._stopping = False
         self.arranging: asyncio.Task[None] | None = None
         files = ChildFiles.of("router", directory)
-        self.socket, self.router_socket = directory / "roof.socket", f"unix:{files.socket}"
+        self.socket, self.router_socket = directory / "supervisor.socket", f"unix:{files.socket}"
 
         def router_command(port: int) -> list[str]:
             where = ["--host", config.host, "--port", str(port), *files.flags, "--secrets-stdin"]
-            return command(_ROUTER, *where, "--roof", str(self.socket), *config.router_options)
+            return command(_ROUTER, *where, "--supervisor", str(self.socket), *config.router_options)
 
         self.router = Child(
             "router",
@@ -82,25 +84,25 @@ class ModelRoof:
         self.gateways: list[Child] = []
 
     @property
-    def models(self) -> RoofModels:
+    def models(self) -> RoutedModels:
         """The models as they are now."""
-        return RoofModels(self._models.values(), self._version)
+        return RoutedModels(self._models.values(), self._version)
 
     def load(self, name: str) -> None:
-        """Begin to load a model that has no processes, unless the roof ends."""
+        """Begin to load a model that has no processes, unless all processes are being stopped."""
         if not (self._models[name].is_held or self._stopping):
-            self._tell(name, RoofState.LOADING)
+            self._tell(name, ModelState.LOADING)
             self._keeping[name] = asyncio.create_task(self._keep(self._launches[name]), name=f"model {name}")
 
     def put_away(self, name: str) -> None:
         """Let a model's streams end while new calls wait, and then its processes."""
-        self._tell(name, RoofState.DRAINING, socket=self._models[name].socket)
+        self._tell(name, ModelState.DRAINING, socket=self._models[name].socket)
         self._leaving.add(task := asyncio.create_task(self._leave(name), name=f"unload {name}"))
         task.add_done_callback(self._leaving.discard)
 
     async def settled(self, names: Collection[str]) -> None:
         """Wait until none of these models is loading."""
-        while any(self._models[name].state is RoofState.LOADING for name in names):
+        while any(self._models[name].state is ModelState.LOADING for name in names):
             await self._told.wait()
 
     async def known(self) -> None:
@@ -165,15 +167,15 @@ class ModelRoof:
             listening.cancel()
             writer.close()
             if self._listening is listening:  # no other router came meanwhile
-                self._hear(RoofUse())  # until one says more, any model may be in use
+                self._hear(ModelUse())  # until one says more, any model may be in use
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            self._hear(RoofUse.of(line))
+            self._hear(ModelUse.of(line))
 
-    def _hear(self, use: RoofUse) -> None:
+    def _hear(self, use: ModelUse) -> None:
         for name in {*self._use.busy} - {*use.busy}:
-            self._lodgers[name].used_at = self._clock()
+            self._loadable[name].used_at = self._clock()
         self._use = use
         self._heard.set()
         self._heard = asyncio.Event()
@@ -183,22 +185,22 @@ class ModelRoof:
         """Do what is to be done now; returns when to look again."""
         now, use = self._clock(), self._use
         for name in use.unwanted:
-            if self._models[name].state is RoofState.SERVING:
+            if self._models[name].state is ModelState.SERVING:
                 self.put_away(name)
-        for name, lodger in self._lodgers.items():
+        for name, loadable in self._loadable.items():
             model = self._models[name]
-            if model.state is RoofState.FAILED and not model.may_load and lodger.retry_at <= now:
+            if model.state is ModelState.FAILED and not model.may_load and loadable.retry_at <= now:
                 self._tell(name, model.state, detail=model.detail)
             # What the router has not read yet it can't have said the calls of.
-            lodger.busy = use.read < self._since[name] or name in (*use.busy, *use.wanted)
-        move = moves(self._lodgers, use.wanted, self.config.room, now)
+            loadable.busy = use.read < self._since[name] or name in (*use.busy, *use.wanted)
+        move = moves(self._loadable, use.wanted, self.config.room, now)
         for name in move.load:
             self.load(name)
         for name in move.put_away:
             self.put_away(name)
         for name, model in self._models.items():
             if (name == move.waits) != (model.detail == _WAITS) and not model.is_held:
-                self._tell(name, RoofState.AVAILABLE, detail=_WAITS if name == move.waits else "")
+                self._tell(name, ModelState.AVAILABLE, detail=_WAITS if name == move.waits else "")
         return move.again_at
 
     async def _leave(self, name: str) -> None:
@@ -210,21 +212,21 @@ class ModelRoof:
 
     async def _keep(self, launch: ModelLaunch) -> None:
         """Start a model's stack and keep it running until it is stopped. What fails is told, and said."""
-        name, state, detail = launch.name, RoofState.AVAILABLE, ""
+        name, state, detail = launch.name, ModelState.AVAILABLE, ""
         try:
-            if self.config.room is not None and self._lodgers[name].need is None:
+            if self.config.room is not None and self._loadable[name].need is None:
                 await self._plan(launch)
                 return  # it is wanted still
             async with starting(launch.stack, named_lines(name, self._say), self._loading) as stack:
                 self._stacks[name] = stack
                 if not self._stopping:
-                    self._lodgers[name].serves(self._clock())
-                    self._tell(name, RoofState.SERVING, socket=stack.socket.removeprefix("unix:"))
+                    self._loadable[name].serves(self._clock())
+                    self._tell(name, ModelState.SERVING, socket=stack.socket.removeprefix("unix:"))
                     await stack.supervise()
         except (ChildFailed, OSError) as error:
-            state, detail = RoofState.FAILED, str(error)[:500]
-            self._lodgers[name].failed(self._clock())
-            self._say("roof", f"model {name} has failed, and the others go on: {error}")
+            state, detail = ModelState.FAILED, str(error)[:500]
+            self._loadable[name].failed(self._clock())
+            self._say("serve", f"model {name} has failed, and the others go on: {error}")
         finally:
             self._stacks.pop(name, None)
             self._tell(name, state, detail=detail)
@@ -234,21 +236,21 @@ class ModelRoof:
         needs, problems = await planned([launch])
         if problems:
             raise ChildFailed(problems[launch.name])
-        known = {name: one.need for name, one in self._lodgers.items() if one.need is not None}
+        known = {name: one.need for name, one in self._loadable.items() if one.need is not None}
         self.config.check_fits(known | needs)
-        self._lodgers[launch.name].need = needs[launch.name]
+        self._loadable[launch.name].need = needs[launch.name]
 
-    def _tell(self, name: str, state: RoofState, *, socket: str = "", detail: str = "") -> None:
-        lodger, before = self._lodgers[name], self._models[name]
-        lodger.state = state
+    def _tell(self, name: str, state: ModelState, *, socket: str = "", detail: str = "") -> None:
+        loadable, before = self._loadable[name], self._models[name]
+        loadable.state = state
         self._models[name] = replace(
             before,
             state=state,
             socket=socket,
             detail=detail,
-            memory_bytes=lodger.need or 0,
-            loads=before.loads + (state is RoofState.LOADING),
-            may_load=lodger.retry_at <= self._clock(),
+            memory_bytes=loadable.need or 0,
+            loads=before.loads + (state is ModelState.LOADING),
+            may_load=loadable.retry_at <= self._clock(),
         )
         self._version += 1
         self._since[name] = self._version
@@ -268,38 +270,38 @@ def named_lines(name: str, say: Say) -> Say:
 
 
 @asynccontextmanager
-async def roofing(config: RoofConfig, say: Say, loading: Loading) -> AsyncIterator[ModelRoof]:
-    """A context manager: start the router and the models to keep, yield the roof when these serve, stop all.
+async def starting_models(config: ModelsConfig, say: Say, loading: Loading) -> AsyncIterator[ModelStacks]:
+    """A context manager: start the router and the models to keep, yield them when they serve, stop all.
 
     Raises ChildFailed if the router does not start, or none of these models.
     """
     needs, problems = await planned(config.models) if config.room is not None else ({}, {})
     config.check_fits(needs)
     for name, problem in problems.items():
-        say("roof", f"model {name} can't be planned: {problem}")
+        say("serve", f"model {name} can't be planned: {problem}")
     async with AsyncExitStack() as cleanup:
         directory = cleanup.enter_context(scratch_directory())
-        roof = ModelRoof(config, needs, directory, say, loading)
-        listener = await asyncio.start_unix_server(roof.connected, roof.socket)
+        stacks = ModelStacks(config, needs, directory, say, loading)
+        listener = await asyncio.start_unix_server(stacks.connected, stacks.socket)
         cleanup.callback(listener.close)
-        cleanup.push_async_callback(roof.stop)
+        cleanup.push_async_callback(stacks.stop)
         try:
-            await roof.router.start(config.port)
-            roof.arranging = asyncio.create_task(roof.arrange())
-            cleanup.callback(roof.arranging.cancel)
+            await stacks.router.start(config.port)
+            stacks.arranging = asyncio.create_task(stacks.arrange())
+            cleanup.callback(stacks.arranging.cancel)
             kept = [one.name for one in config.models if not one.on_demand]
             for name in kept:
-                roof.load(name)
-            await roof.settled(kept)
-            await while_running(roof.known(), roof.router)
-            failed = [one for one in roof.models if one.state is RoofState.FAILED]
+                stacks.load(name)
+            await stacks.settled(kept)
+            await while_running(stacks.known(), stacks.router)
+            failed = [one for one in stacks.models if one.state is ModelState.FAILED]
             if failed and len(failed) == len(kept):
                 raise ChildFailed(f"no model could be started; {failed[0].name}: {failed[0].detail}")
             if config.gateway is not None:
-                sockets = [roof.router_socket]
-                await start_gateway(config.gateway, sockets, roof.gateways, directory, say, [roof.router])
-            yield roof
+                sockets = [stacks.router_socket]
+                await start_gateway(config.gateway, sockets, stacks.gateways, directory, say, [stacks.router])
+            yield stacks
         except BaseException:
-            roof.kill()
-            await roof.ended()
+            stacks.kill()
+            await stacks.ended()
             raise

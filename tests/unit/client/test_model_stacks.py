@@ -1,4 +1,4 @@
-"""Models under one roof, without processes: what the supervisor and its router know of each other."""
+"""Models at one address, without processes: what the supervisor and its router know of each other."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import json
 from pathlib import Path
 
 import pytest
-from paceline.cli.roof import ModelRoof, named_lines
-from paceline.cli.roof_plan import ModelLaunch, RoofConfig
+from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig
+from paceline.cli.several_models.stacks import ModelStacks, named_lines
 from paceline.cli.stack import StackConfig
 from paceline.cli.supervisor import ChildFailed
-from paceline_router.models import RoofModel, RoofModels, RoofState, RoofUse
-from paceline_router.roof import Roof
+from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
+from paceline_router.supervisor_connection import SupervisorConnection
 
 
 def test_the_models_are_known_once_the_router_has_read_their_newest_line(tmp_path: Path) -> None:
     async def follow() -> None:
-        roof = ModelRoof(RoofConfig((), "127.0.0.1", 0), {}, tmp_path, lambda *_: None, lambda *_: None)
-        listener = await asyncio.start_unix_server(roof.connected, roof.socket)
-        reader, writer = await asyncio.open_unix_connection(roof.socket)
-        known = asyncio.create_task(roof.known())
-        assert RoofModels.of(await reader.readline()).version == 1
+        stacks = ModelStacks(ModelsConfig((), "127.0.0.1", 0), {}, tmp_path, lambda *_: None, lambda *_: None)
+        listener = await asyncio.start_unix_server(stacks.connected, stacks.socket)
+        reader, writer = await asyncio.open_unix_connection(stacks.socket)
+        known = asyncio.create_task(stacks.known())
+        assert RoutedModels.of(await reader.readline()).version == 1
         assert not known.done()
-        writer.write(RoofUse(read=1).line())
+        writer.write(ModelUse(read=1).line())
         await known
         writer.close()
         listener.close()
@@ -31,7 +31,7 @@ def test_the_models_are_known_once_the_router_has_read_their_newest_line(tmp_pat
     asyncio.run(follow())
 
 
-async def told(_models: RoofModels) -> None:
+async def told(_models: RoutedModels) -> None:
     pass
 
 
@@ -40,25 +40,25 @@ def test_what_calls_wait_for_is_said_again_after_the_supervisors_socket_was_lost
         here = tmp_path / "s"
         connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         listener = await asyncio.start_unix_server(lambda *both: connections.put_nowait(both), here)
-        roof = Roof(here, told)
-        following = asyncio.create_task(roof.run())
+        supervisor = SupervisorConnection(here, told)
+        following = asyncio.create_task(supervisor.run())
 
         async def connected(version: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await connections.get()
-            writer.write(RoofModels([RoofModel("x", RoofState.AVAILABLE)], version).line())
-            assert RoofUse.of(await reader.readline()).read == version
+            writer.write(RoutedModels([RoutedModel("x", ModelState.AVAILABLE)], version).line())
+            assert ModelUse.of(await reader.readline()).read == version
             return reader, writer
 
         reader, writer = await connected(1)
         writer.close()
         await writer.wait_closed()
-        waiting = asyncio.create_task(roof.served("x"))  # nobody hears it
+        waiting = asyncio.create_task(supervisor.served("x"))  # nobody hears it
         reader, writer = await connections.get()
-        writer.write(RoofModels([RoofModel("x", RoofState.AVAILABLE)], 2).line())
-        assert RoofUse.of(await reader.readline()).wanted == ("x",)
-        writer.write(RoofModels([RoofModel("x", RoofState.SERVING, "socket")], 3).line())
+        writer.write(RoutedModels([RoutedModel("x", ModelState.AVAILABLE)], 2).line())
+        assert ModelUse.of(await reader.readline()).wanted == ("x",)
+        writer.write(RoutedModels([RoutedModel("x", ModelState.SERVING, "socket")], 3).line())
         assert (await waiting).socket == "socket"
-        assert RoofUse.of(await reader.readline()) == RoofUse(read=3)
+        assert ModelUse.of(await reader.readline()) == ModelUse(read=3)
         following.cancel()
         writer.close()
         listener.close()
@@ -72,13 +72,13 @@ def launch(name: str, *, on_demand: bool = False) -> ModelLaunch:
 
 def test_a_model_that_can_not_fit_beside_those_that_stay_is_refused_by_its_name() -> None:
     models = launch("stays"), launch("small", on_demand=True), launch("large", on_demand=True)
-    config = RoofConfig(models, "127.0.0.1", 0, memory=1 << 30)
+    config = ModelsConfig(models, "127.0.0.1", 0, memory=1 << 30)
     config.check_fits({"stays": 400 << 20, "small": 400 << 20})
     with pytest.raises(
         ChildFailed, match=r"model large needs 0\.63 GB, and of --memory 1\.07 GB it can have"
     ):
         config.check_fits({"stays": 400 << 20, "small": 400 << 20, "large": 600 << 20})
-    RoofConfig(models, "127.0.0.1", 0).check_fits({"large": 1 << 60})  # without a bound
+    ModelsConfig(models, "127.0.0.1", 0).check_fits({"large": 1 << 60})  # without a bound
 
 
 def test_lines_of_a_models_processes_have_its_name() -> None:

@@ -1,4 +1,4 @@
-"""Which models `serve` keeps under one roof: names on the command line, or a YAML file of models."""
+"""Which models `serve` serves at one address: names on the command line, or a YAML file of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from paceline_router.models import NAME_RULE, RoofState, is_model_name
+from paceline_router.models import NAME_RULE, ModelState, is_model_name
 from service_kit.known import nearest
 from service_kit.model_name import model_name
 
@@ -18,9 +18,9 @@ from paceline.channel import is_loopback
 from paceline.cli.common import fail, stderr
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
-from paceline.cli.roof import ModelRoof
-from paceline.cli.roof_plan import ModelLaunch, RoofConfig
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
+from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig
+from paceline.cli.several_models.stacks import ModelStacks
 from paceline.cli.stack import StackConfig
 
 MAX_MODELS = 64
@@ -54,7 +54,7 @@ def are_several(given: Sequence[str]) -> bool:
     return len(given) > 1 or any(_is_file_of_models(one) for one in given)
 
 
-def roof_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLaunch | None) -> RoofConfig:
+def models_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLaunch | None) -> ModelsConfig:
     """The models to serve. Exits with an error for what can't be served, before anything is started."""
     keep_alive_s: float | None = None
     if len(given) == 1:
@@ -82,18 +82,18 @@ def roof_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLaun
     if launches[0].on_demand:
         fail(f"{names[0]}: the first model is what calls mean that name none, so it is not on-demand", 2)
     options = (*shared.logs, *shared.plain, *own, *everybodys)
-    return RoofConfig(launches, shared.host, shared.port, options, shared.token, gateway, shared.memory)
+    return ModelsConfig(launches, shared.host, shared.port, options, shared.token, gateway, shared.memory)
 
 
-def announce_roof(roof: ModelRoof, port_file: Path | None) -> None:
+def announce_models(stacks: ModelStacks, port_file: Path | None) -> None:
     """Say where the models are served."""
-    host = roof.config.host.strip("[]")
+    host = stacks.config.host.strip("[]")
     host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    port = roof.router.port
+    port = stacks.router.port
     if port_file is not None:
         port_file.write_text(f"{port}\n")
-    up = [one.name for one in roof.models if one.state is RoofState.SERVING]
-    rest = [one.name for one in roof.models if one.state is RoofState.AVAILABLE]
+    up = [one.name for one in stacks.models if one.state is ModelState.SERVING]
+    rest = [one.name for one in stacks.models if one.state is ModelState.AVAILABLE]
     further = f" (on demand: {', '.join(rest)})" if rest else ""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     stderr.print(
@@ -101,8 +101,8 @@ def announce_roof(roof: ModelRoof, port_file: Path | None) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if (gateway := roof.config.gateway) is not None:
-        url = gateway.url(roof.gateways[0].port)
+    if (gateway := stacks.config.gateway) is not None:
+        url = gateway.url(stacks.gateways[0].port)
         stderr.print(f"OpenAI API at [bold]{url}[/]", highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The models under one roof, what each needs of memory, and whether that fits: known before any is loaded."""
+"""The models to serve, what each needs of memory, and whether that fits: known before any is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli.stack import StackConfig
 from paceline.cli.supervisor import ChildFailed
 
 _SCHEDULER_BYTES = 176 << 20  # of a scheduler and its tokenizer process
-_ROOF_BYTES, _GATEWAY_BYTES = 128 << 20, 112 << 20  # of this process and the router; of one of the door's
+_SERVE_BYTES, _GATEWAY_BYTES = 128 << 20, 112 << 20  # of this process and the router; of one gateway
 _GB = 1e9
 
 
@@ -35,7 +35,7 @@ class ModelLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class RoofConfig:
+class ModelsConfig:
     """The models, and the address that leads to all. `router_options` are further flags of the router."""
 
     models: tuple[ModelLaunch, ...]
@@ -50,7 +50,7 @@ class RoofConfig:
     def room(self) -> int | None:
         """Bytes that all models together may take; None: no bound."""
         gateways = self.gateway.processes if self.gateway else 0
-        return None if self.memory is None else self.memory - _ROOF_BYTES - gateways * _GATEWAY_BYTES
+        return None if self.memory is None else self.memory - _SERVE_BYTES - gateways * _GATEWAY_BYTES
 
     def check_fits(self, needs: Mapping[str, int]) -> None:
         """Raises ChildFailed that names a model which can't be loaded beside those that stay loaded."""
