@@ -37,7 +37,7 @@ from executor_service.rpc.codec.rows import (
 from executor_service.rpc.codec.steps import decode_op, decode_step
 from executor_service.rpc.info import encode_info, encode_status, encode_tokenizer
 from executor_service.rpc.metrics import Metrics
-from executor_service.runtime.adapters import AdapterLoader
+from executor_service.runtime.adapter_loader import AdapterLoader
 from executor_service.runtime.runtime import Runtime
 from executor_service.runtime.warmup import warm_up
 

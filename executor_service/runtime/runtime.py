@@ -29,7 +29,7 @@ from executor_service.cache.session import Leases
 from executor_service.config import ExecutorConfig
 from executor_service.contract.limits import Limits
 from executor_service.contract.plan import Reason, RequestRefused
-from executor_service.runtime.adapters import AdapterLoader
+from executor_service.runtime.adapter_loader import AdapterLoader
 from executor_service.runtime.grammars import (
     COMPILE_FUEL,
     MAX_GRAMMAR_BYTES,

@@ -15,8 +15,8 @@ from executor_service.adapters.peft_directory import LoadStopped, read_adapter
 from executor_service.backends.base import ModelError
 from executor_service.config import ExecutorConfig
 from executor_service.contract.plan import Reason, RequestRefused
-from executor_service.runtime import adapters as loading
-from executor_service.runtime.adapters import AdapterLoader
+from executor_service.runtime import adapter_loader as loading
+from executor_service.runtime.adapter_loader import AdapterLoader
 from executor_service.runtime.runtime import Runtime
 from tests.support.adapter_files import QUERIES_AND_VALUES, factors, write_adapter
 

@@ -97,18 +97,18 @@ def _change(spec: Path, wanted: FleetSpec, *, plan: bool) -> None:
     if wanted.tokens is None:
         tokens.make_tokens(wanted)
     _connect(wanted, start=True)
-    from paceline_fleet import application
+    from paceline_fleet import serve_application
     from paceline_fleet.cluster import keeps_state
 
     if not keeps_state():
         stderr.print(_FORGETS, markup=False, highlight=False, soft_wrap=True)
-    application.apply(wanted)
+    serve_application.apply(wanted)
     wanted.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     failed = _wait(wanted)
     if failed:
         back = ""
         if old is not None and lines:  # its stacks are there still, unless surge is 0
-            application.apply(old)
+            serve_application.apply(old)
             back = _wait(old) or "what was there before serves again"
         fail(f"{failed}{'; ' if back else ''}{back}; `paceline fleet logs {spec}` says more")
     (wanted.directory / "spec.json").write_text(wanted.model_dump_json())
@@ -126,14 +126,14 @@ def status(
     """List a fleet's stacks: where they are, what they do, and why one doesn't serve."""
     wanted = _spec(spec)
     _connect(wanted)
-    from paceline_fleet import application
+    from paceline_fleet import serve_application
 
-    found = application.overview(wanted.fleet)
+    found = serve_application.overview(wanted.fleet)
     listing = _listing(wanted)
     models = {
         name: {"state": one.status.name, "message": _last_line(one.message)}
         for name, one in (found.deployments.items() if found else ())
-        if name != application.ROSTER
+        if name != serve_application.ROSTER
     }
     if as_json:
         typer.echo(json.dumps({"fleet": wanted.fleet, "models": models, **listing}))
@@ -167,9 +167,9 @@ def logs(
     """Print the newest log lines of a fleet's stacks, also of those that are gone."""
     wanted = _spec(spec)
     _connect(wanted)
-    from paceline_fleet import application
+    from paceline_fleet import serve_application
 
-    for name, line in application.ask(wanted.fleet, "lines", stack):
+    for name, line in serve_application.ask(wanted.fleet, "lines", stack):
         console.print(f"{name} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -284,11 +284,11 @@ def _applied(spec: FleetSpec) -> FleetSpec | None:
 
 def _wait(spec: FleetSpec) -> str:
     """Wait until all stacks serve, and show what happens; the reason if they can't, else empty."""
-    from paceline_fleet import application
+    from paceline_fleet import serve_application
 
     shown = ""
     while True:
-        found = application.overview(spec.fleet)
+        found = serve_application.overview(spec.fleet)
         stacks = _listing(spec)["stacks"]
         told = sum(bool(one["address"]) for one in stacks) >= sum(one.replicas.min for one in spec.models)
         if found is not None and found.status.name == "RUNNING" and told:
@@ -306,10 +306,10 @@ def _wait(spec: FleetSpec) -> str:
 
 def _listing(spec: FleetSpec) -> dict[str, Any]:
     """What the roster knows; nothing while it isn't there."""
-    from paceline_fleet import application
+    from paceline_fleet import serve_application
 
     try:
-        found: dict[str, Any] = application.ask(spec.fleet, "listing")
+        found: dict[str, Any] = serve_application.ask(spec.fleet, "listing")
     except Exception:  # Ray's and Serve's are of many kinds: it starts, or its node is gone
         return {"stacks": [], "ended": []}
     return found
