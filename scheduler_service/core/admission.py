@@ -24,7 +24,7 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom, QuotaUsed, TooLate
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 

@@ -1,4 +1,4 @@
-"""The steps that were sent and are not answered yet."""
+"""The steps that were sent and are not answered yet, and which sequences may have rows before the answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
+from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import PlannedStep, StepAnswer
 from scheduler_service.core.step_log import StepFigures
 
@@ -127,3 +128,19 @@ class StepsInFlight:
     def drafts_of(self, cache_id: int) -> int:
         """Number of unanswered drafts of a cache."""
         return sum(len(row.drafts) for step in self._steps for row in step.rows if row.cache_id == cache_id)
+
+
+def can_go_ahead(sequence: LiveSequence) -> bool:
+    """Whether a sequence with unanswered rows may get another row, which continues from their tokens.
+
+    It may if each unanswered row decodes or verifies, the sequence is shorter than its end length even if all
+    their drafts are accepted, and no decision about drafts is due (`plain_until`) that needs their answers
+    (`ahead_at`). If a sampled token ends the sequence, the further row is computed in vain.
+    """
+    if not sequence.is_predictable:
+        return False
+    length = len(sequence.tokens) + sequence.ahead
+    if length >= sequence.end_length:
+        return False
+    state = sequence.draft_state
+    return state is None or length < state.plain_until or length == state.ahead_at

@@ -11,8 +11,9 @@ from collections.abc import Callable, Set
 from scheduler_service.core.account import Account
 from scheduler_service.core.adapter_slots import SlotTurns
 from scheduler_service.core.admission import Admission, Start
-from scheduler_service.core.in_flight import StepsInFlight
-from scheduler_service.core.policy import JointLimits, can_go_ahead, pages_back, victims
+from scheduler_service.core.in_flight import StepsInFlight, can_go_ahead
+from scheduler_service.core.joint_limits import JointLimits
+from scheduler_service.core.preemption import victims_for_pages, victims_for_share
 from scheduler_service.core.prompt_budget import PromptBudget
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
@@ -21,11 +22,6 @@ from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.speculation.step_time import StepTime
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.waiting.reasons import WaitReason
-
-LEAD = 1024
-"""Virtual tokens: an identity that was served this many more than another gives places to it, even if it does
-not run more sequences than the other. Large enough that two identities do not preempt each other in turn."""
-
 
 _RANK = {
     WaitReason.SEATS: 1,
@@ -262,39 +258,25 @@ class StepBuilder:
         if self._pool.queue.contested:
             needy = next(sequence for sequence in ordered if sequence in self.stalled)
         ordered = [sequence for sequence in ordered if not self.schedule.opens_or_copies(sequence)]
-        self._preempt(list(victims(ordered, needy, len(self.stalled), self._limits)))
+        self._preempt(list(victims_for_pages(ordered, needy, len(self.stalled), self._limits)))
 
     def _make_way(self, account: Account, pages: int = 0) -> bool:
         """Preempt sequences of other identities, to free `pages` or one place for a sequence of `account`.
 
-        Takes from an identity that keeps, by weight, at least as many running sequences as `account` gets,
-        and from one that was served much more (LEAD) and keeps at least one. No identity gives way that was
-        served less than `account`. Spared are the first running sequence, so that it ends whoever comes,
-        isolated ones, and those that this step opens or copies. Returns whether any sequence was preempted.
+        Spared are the first running sequence, so that it ends whoever comes, isolated ones, and those that
+        this step opens or copies. Returns whether any sequence was preempted.
         """
-        queue, running = self._pool.queue, self._pool.running
+        queue, isolated = self._pool.queue, self._pool.isolated
         if not queue.contested:
             return False
-        gained = (account.running + 1) / account.weight
-        victims: list[LiveSequence] = []
-        left: dict[str, int] = {}
-        for sequence in reversed(queue.in_turn(running)[1:]):
-            other = sequence.live.account
-            if other.counter < account.counter or (victims and pages <= 0):
-                break
-            kept = left.get(other.identity, other.running) - 1
-            leads = other.counter - account.counter > LEAD and kept
-            if (kept / other.weight < gained and not leads) or sequence in self._pool.isolated:
-                continue
-            if self.schedule.opens_or_copies(sequence):
-                continue
-            left[other.identity] = kept
-            pages -= pages_back(sequence, self._limits)
-            victims.append(sequence)
-        if pages > 0:
-            return False  # all of them together would not free enough
-        self._preempt(victims)
-        return bool(victims)
+
+        def is_spared(sequence: LiveSequence) -> bool:
+            return sequence in isolated or self.schedule.opens_or_copies(sequence)
+
+        candidates = queue.in_turn(self._pool.running)[1:]
+        chosen = victims_for_share(candidates, account, pages, is_spared, self._limits)
+        self._preempt(chosen)
+        return bool(chosen)
 
     def _preempt(self, sequences: list[LiveSequence]) -> None:
         self.schedule.drop(set(sequences))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.speculation.step_time import StepTime, Work

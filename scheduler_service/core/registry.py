@@ -11,7 +11,7 @@ from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.errors import IdInUse, NeverFits
 from scheduler_service.core.events import CompletionEnded, EndReason, Event, Failed, Failure
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.request import Request
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import ISOLATION_LOSSES, SequencePool

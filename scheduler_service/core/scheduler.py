@@ -29,7 +29,7 @@ from scheduler_service.core.events import CompletionEnded, EndReason, Event, Fai
 from scheduler_service.core.expiry import Expiry
 from scheduler_service.core.figures import count_adapters, count_reasons, largest_shares, take_snapshot
 from scheduler_service.core.forecast import Forecast
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.registry import Registry, max_tokens
 from scheduler_service.core.request import Request
 from scheduler_service.core.result_reader import ResultReader, Shortage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import IllegalEvent
 from scheduler_service.core.in_flight import SentStep, StepsInFlight
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.step import Capacity, StepAnswer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.target_executor import TargetExecutor

@@ -9,7 +9,7 @@ from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.drafting.draft_cache import DraftCache
 from scheduler_service.core.drafting.draft_step import DraftStep, DraftStepBuilder
 from scheduler_service.core.errors import UnknownStep
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_service.core.drafting.draft_cache import DraftCache
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.speculation.step_time import Work
 from scheduler_service.core.step import CacheOpening, CacheRow, CacheTruncation, PlannedStep
 

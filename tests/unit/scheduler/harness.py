@@ -8,7 +8,7 @@ from typing import Protocol
 
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded, Event, Failed, PromptScores, PromptVector, Tokens
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import (

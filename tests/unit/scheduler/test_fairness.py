@@ -12,7 +12,7 @@ from scheduler_service.core.admission import SURPLUS_TOKENS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom
 from scheduler_service.core.fairness import MAX_IDLE, FairQueue
-from scheduler_service.core.planner import LEAD
+from scheduler_service.core.preemption import LEAD
 from scheduler_service.core.queue import SequenceQueue
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, Harness, make_request

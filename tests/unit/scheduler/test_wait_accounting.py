@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.policy import JointLimits
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.sequence import LiveSequence

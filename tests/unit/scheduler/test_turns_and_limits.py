@@ -1,4 +1,4 @@
-"""Who goes first, who is preempted, what fits, who is not started."""
+"""Whose turn is first, who is preempted for pages, which limits hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.account import Account
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.policy import JointLimits, victims
+from scheduler_service.core.joint_limits import JointLimits
+from scheduler_service.core.preemption import victims_for_pages
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from tests.unit.scheduler.harness import CAPACITY, make_request
@@ -47,22 +48,22 @@ def test_the_victim_is_the_lowest_priority_and_of_those_the_youngest() -> None:
     old, young = sequence("old", 1, arrival=0.0), sequence("young", 2, arrival=1.0)
     urgent = sequence("urgent", 3, priority=5, arrival=9.0)
     running = queue(old, young, urgent)
-    assert list(victims(list(running), urgent, 1, LIMITS)) == [young]
-    assert list(victims(list(running), old, 1, LIMITS)) == [young]
-    assert list(victims(list(running), urgent, 2, LIMITS)) == [young, old]
+    assert list(victims_for_pages(list(running), urgent, 1, LIMITS)) == [young]
+    assert list(victims_for_pages(list(running), old, 1, LIMITS)) == [young]
+    assert list(victims_for_pages(list(running), urgent, 2, LIMITS)) == [young, old]
 
 
 def test_a_victim_counts_for_the_pages_that_only_it_holds() -> None:
     first, rich = sequence("first", 1), sequence("rich", 2, pages=4)
     shared = sequence("shared", 3, pages=4)
     shared.shared_tokens = 3 * LIMITS.page_size
-    assert list(victims(list(queue(first, rich)), first, 4, LIMITS)) == [rich]
-    assert list(victims(list(queue(first, rich, shared)), first, 2, LIMITS)) == [shared, rich]
+    assert list(victims_for_pages(list(queue(first, rich)), first, 4, LIMITS)) == [rich]
+    assert list(victims_for_pages(list(queue(first, rich, shared)), first, 2, LIMITS)) == [shared, rich]
 
 
 def test_nobody_is_preempted_for_one_behind_or_for_itself() -> None:
     first, last = sequence("first", 1), sequence("last", 2)
-    assert list(victims(list(queue(first, last)), last, 3, LIMITS)) == []
+    assert list(victims_for_pages(list(queue(first, last)), last, 3, LIMITS)) == []
 
 
 def test_the_smaller_of_configuration_and_executor_holds() -> None:

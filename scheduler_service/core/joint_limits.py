@@ -1,13 +1,10 @@
-"""Pure functions: joint limits, which sequences are preempted, which may have rows before an answer."""
+"""The limits that hold for every plan: the smaller ones of the scheduler and of its executor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.sequence import LiveSequence
 from scheduler_service.core.step import Capacity
 
 
@@ -57,40 +54,3 @@ class JointLimits:
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_size)
-
-
-def victims(
-    running: Items[LiveSequence], needy: LiveSequence, shortage: int, limits: JointLimits
-) -> Iterator[LiveSequence]:
-    """The sequences to preempt for `shortage` pages, from the end of `running`, which is in order of turns.
-
-    needy: the first sequence that lacks pages. Only those after it are preempted; those before it make
-    progress, and it can wait for them. The pages that a preemption frees are an estimate, since they may be
-    shared: it only decides how many sequences are preempted at once.
-    """
-    for sequence in reversed(running):
-        if shortage <= 0 or sequence is needy:
-            return
-        shortage -= pages_back(sequence, limits)
-        yield sequence
-
-
-def pages_back(sequence: LiveSequence, limits: JointLimits) -> int:
-    """Estimate of the pages that preempting the sequence frees, at least 1."""
-    return max(1, limits.pages(sequence.kv) - sequence.shared_tokens // limits.page_size)
-
-
-def can_go_ahead(sequence: LiveSequence) -> bool:
-    """Whether a sequence with unanswered rows may get another row, which continues from their tokens.
-
-    It may if each unanswered row decodes or verifies, the sequence is shorter than its end length even if all
-    their drafts are accepted, and no decision about drafts is due (`plain_until`) that needs their answers
-    (`ahead_at`). If a sampled token ends the sequence, the further row is computed in vain.
-    """
-    if not sequence.is_predictable:
-        return False
-    length = len(sequence.tokens) + sequence.ahead
-    if length >= sequence.end_length:
-        return False
-    state = sequence.draft_state
-    return state is None or length < state.plain_until or length == state.ahead_at
