@@ -22,7 +22,7 @@ _SYMBOL = re.compile(
 
 
 class RuleCounts(NamedTuple):
-    """Of one grammar, or of some together."""
+    """Counts of one grammar's rules, or of several grammars' together."""
 
     alternatives: int  # of all rules
     row_work: int

@@ -79,7 +79,7 @@ def values_of(schema: Any, shared: SharedSchemas, depth: int = 0) -> list[Any] |
 
 
 def _drop_idle(schema: dict[str, Any]) -> None:
-    """What demands nothing goes."""
+    """Drop the keywords that demand nothing."""
     most = schema.get("maxItems")
     if schema.get("uniqueItems") is False or (is_count(most) and most <= 1):
         schema.pop("uniqueItems", None)

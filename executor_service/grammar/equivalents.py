@@ -74,6 +74,7 @@ def _meaning(schema: Any) -> Any:
 
 
 def _replace_not(schema: dict[str, Any]) -> None:
+    """Replace `not` by the opposite of its schema, where that can be said."""
     other = opposite(schema.get("not"))
     if other is not None:
         del schema["not"]
@@ -81,7 +82,7 @@ def _replace_not(schema: dict[str, Any]) -> None:
 
 
 def _replace_conditions(schema: dict[str, Any]) -> None:
-    """`if`, `then` and `else`, where the opposite of the condition can be said."""
+    """Replace `if`, `then` and `else`, where the opposite of the condition can be said."""
     if "if" not in schema:  # then the others mean nothing
         schema.pop("then", None)
         schema.pop("else", None)
@@ -96,7 +97,7 @@ def _replace_conditions(schema: dict[str, Any]) -> None:
 
 
 def _replace_dependencies(schema: dict[str, Any]) -> None:
-    """What a property demands: it is not there, or that is met."""
+    """Replace what a property demands: the property is not there, or the demand is met."""
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         dependencies = schema.get(keyword)
         if isinstance(dependencies, dict):
@@ -107,7 +108,7 @@ def _replace_dependencies(schema: dict[str, Any]) -> None:
 
 
 def _replace_property_names(schema: dict[str, Any]) -> None:
-    """Names by a pattern, by their length, or some names."""
+    """Replace `propertyNames` that give a pattern, a length, or a list of names."""
     if "propertyNames" not in schema:
         return
     names = _meaning(schema["propertyNames"])
@@ -159,7 +160,7 @@ def _replace_unevaluated(schema: dict[str, Any]) -> None:
 
 
 def _replace_one_of(schema: dict[str, Any]) -> None:
-    """Of branches that speak of objects alone, any other value meets all of them, and so not exactly one."""
+    """Let branches of `oneOf` that speak of objects alone demand objects: other values meet all of them."""
     branches = schema.get("oneOf")
     if not isinstance(branches, list) or len(branches) < 2:
         return
@@ -176,7 +177,7 @@ def _replace_one_of(schema: dict[str, Any]) -> None:
 
 
 def _is_one_name(schema: dict[str, Any]) -> bool:
-    """Whether it demands one property, and nothing else."""
+    """Whether a schema demands one property, and nothing else."""
     match schema:
         case {"required": [str()], **rest}:
             return not rest
@@ -184,7 +185,7 @@ def _is_one_name(schema: dict[str, Any]) -> bool:
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether it is an integer of at least 0."""
+    """Whether a value is an integer of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

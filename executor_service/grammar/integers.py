@@ -45,6 +45,7 @@ def _demand_doubles(keyword: str, value: Any) -> None:
 
 
 def _bound_format(schema: dict[str, Any]) -> None:
+    """Replace a `format` of integers, such as int32, by its bounds."""
     name = schema.get("format")
     if not isinstance(name, str) or name not in _FORMATS:
         return
@@ -56,6 +57,7 @@ def _bound_format(schema: dict[str, Any]) -> None:
 
 
 def _bound_integers(schema: dict[str, Any], shared: SharedSchemas) -> None:
+    """Bound integers that have no bounds to 64 bits. Schemas that say no more are compiled once for all."""
     if "const" in schema or "enum" in schema:
         return
     for keywords, bound in ((_LOWER, -_BELOW_MAX), (_UPPER, _BELOW_MAX)):
@@ -66,6 +68,7 @@ def _bound_integers(schema: dict[str, Any], shared: SharedSchemas) -> None:
 
 
 def _round_inwards(schema: dict[str, Any], keyword: str) -> None:
+    """Round an integer bound beyond 2**53 inwards, to a double. Raises GrammarInvalid beyond 64 bits."""
     bound = schema.get(keyword)
     if not _is_number(bound):
         return

@@ -66,6 +66,7 @@ def engine_schema_text(text: str, warnings: list[str]) -> str:
 
 
 def _narrow_all(root: Any, warnings: list[str]) -> None:
+    """Narrow all schemas in a root, in place, also the definitions that this adds to it."""
     shared = SharedSchemas(root)
     left = [root]
     while left:
@@ -77,7 +78,7 @@ def _narrow_all(root: Any, warnings: list[str]) -> None:
 
 
 def _narrow(schema: dict[str, Any], shared: SharedSchemas, warnings: list[str]) -> None:
-    """One schema without those in it; changed in place."""
+    """Narrow one schema, in place, without the schemas in it."""
     replace_keywords(schema)
     shared.keep_branches(schema)
     replace_array_keywords(schema, shared)

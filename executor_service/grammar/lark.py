@@ -38,7 +38,7 @@ def engine_lark(text: str, warnings: list[str]) -> str:
 
 
 def _schema(text: str, at: int, warnings: list[str]) -> tuple[str, int]:
-    """The schema that stands there, checked, and where it ends.
+    """The JSON schema that begins at `at`, checked, and where it ends.
 
     What is looked for in Lark is escaped in the schema's strings, so that it is found in Lark alone.
     """

@@ -38,7 +38,7 @@ class _Attempt:
 
 
 class Replays:
-    """By automaton, those asked for last at the end. Device thread."""
+    """Replays that are not done, by automaton; those asked for last at the end. Device thread."""
 
     def __init__(
         self, clock: Callable[[], float] | None = None, now: Callable[[], float] = time.monotonic
@@ -56,7 +56,7 @@ class Replays:
         self.budget.renew(STEP_S)
 
     def automaton(self, owner: object, grammar: Grammar, output: TokenIds) -> Automaton:
-        """One to follow `output`: that of the owner's earlier attempt with it or its beginning, or a new one.
+        """An automaton for `output`: that of the owner's attempt with it or its beginning, or a new one.
 
         It is kept for the next attempt until it is `taken`, as far as there is room.
         """
@@ -87,7 +87,7 @@ class Replays:
         self._kept.move_to_end(automaton)
 
     def taken(self, automaton: Automaton) -> None:
-        """A sequence has it from now on."""
+        """Forget an automaton: a sequence has it from now on."""
         self._kept.pop(automaton, None)
 
     def forget(self, owner: object) -> None:
@@ -100,6 +100,7 @@ class Replays:
         self._expire(_KEPT_S)
 
     def _expire(self, seconds: float) -> None:
+        """Forget the attempts that were not repeated for so many seconds."""
         while self._kept:
             automaton, attempt = next(iter(self._kept.items()))
             if self._now() - attempt.asked_s <= seconds:

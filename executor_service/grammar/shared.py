@@ -63,6 +63,7 @@ class SharedSchemas:
         return reference
 
     def _refer(self, schema: Any) -> dict[str, str] | None:
+        """A reference to the definition with this content, made if there is none; None: not possible here."""
         if not self._possible:
             return None
         content = json.dumps(schema, sort_keys=True)
@@ -107,7 +108,7 @@ def _has_room(root: dict[str, Any]) -> bool:
 
 
 def _objects(root: Any) -> list[dict[str, Any]]:
-    """All objects in it, itself included."""
+    """All objects in a schema, itself included."""
     left, found = [root], []
     while left:
         node = left.pop()

@@ -25,6 +25,7 @@ def main() -> None:
 
 
 def _serve() -> None:
+    """Compile the grammar of each line of standard input; answer why that is not possible, or ""."""
     settings = json.loads(sys.stdin.readline())
     engine = GrammarEngine(
         settings["tokenizer_json"].encode(),

@@ -79,6 +79,7 @@ class TrialProcess:
                 self._end(self._process)
 
     def _running(self) -> subprocess.Popen[bytes]:
+        """The process, started if there is none. Raises GrammarInvalid once this is closed."""
         with self._lock:
             if self._process is None:
                 if self._closed:

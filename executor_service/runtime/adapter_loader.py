@@ -73,6 +73,7 @@ class AdapterLoader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, name: str, path: str, stop: Callable[[], bool]) -> LoadedAdapter:
+        """Read an adapter when its turn comes, and have the engine take it over."""
         self._waiting += 1
         try:
             async with self._turn:

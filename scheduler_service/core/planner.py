@@ -138,19 +138,21 @@ class StepBuilder:
     def _block(
         self, head: LiveSequence | None, reason: WaitReason, needed: int = 0, available: int = 0
     ) -> None:
+        """Record why no further sequence is started, and what the next one, `head`, needs and finds."""
         if head is not None and head is self.head and _RANK.get(reason, 0) < _RANK.get(self.reason, 0):
             return  # it came further before: what it lacked then is what would have started it
         self.head, self.needed, self.available = head, needed, available
         self.reason = WaitReason.NONE if head is None and not len(self._pool.queue) else reason
 
     def _block_for_pages(self, head: LiveSequence) -> None:
+        """Record that the next sequence, `head`, lacks pages."""
         comes_back = self._in_flight.bring_pages or self._pool.releases
         reason = WaitReason.PAGES_IN_FLIGHT if comes_back else WaitReason.PAGES
         available = max(0, self.schedule.pages_left - self.reserve)
         self._block(head, reason, self._limits.pages(len(head.tokens) + 1), available)
 
     def _block_for_step(self, head: LiveSequence) -> None:
-        """The step has no tokens, time or bytes for it."""
+        """Record that the step has no tokens, time or bytes for the next sequence, `head`."""
         if self._prompts.answerable(head) < 1:
             size = head.score_bytes or self._limits.vector_bytes
             self._block(head, WaitReason.ANSWER_BYTES, size, self.schedule.bytes_left)
@@ -234,6 +236,7 @@ class StepBuilder:
         return []
 
     def _feed_chunk(self, sequence: LiveSequence) -> None:
+        """Schedule a prompt's next chunk, as far as step and pages allow; without pages it is stalled."""
         limits, schedule, kv = self._limits, self.schedule, sequence.kv
         held = limits.pages(kv)
         room = (held + schedule.pages_left) * limits.page_size - kv  # tokens that the pages allow
@@ -279,6 +282,7 @@ class StepBuilder:
         return bool(chosen)
 
     def _preempt(self, sequences: list[LiveSequence]) -> None:
+        """Take sequences out of this step, release their caches and queue them again."""
         self.schedule.drop(set(sequences))
         for sequence in sequences:
             self._pool.preempt(sequence)

@@ -71,7 +71,7 @@ class PromptBudget:
         return kept
 
     def give_back(self, kept: Reserved) -> None:
-        """Let the next prompts have it."""
+        """Let the next prompts have what was kept."""
         self._schedule.tokens_left += kept.tokens
         self._seconds += kept.seconds
         self._makes_progress = False

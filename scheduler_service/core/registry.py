@@ -191,10 +191,12 @@ class Registry:
         return Failed(live.request.id, failure, message, live.emitted)
 
     def _end(self, sequence: LiveSequence) -> None:
+        """End a sequence in the pool and for speculation."""
         self._pool.end(sequence)
         self._speculator.ended(sequence)
 
     def _forget(self, live: LiveRequest, now: float) -> None:
+        """Forget a request that has ended, but for what `ended` keeps of it."""
         del self._live[live.request.id]
         self._pool.queue.leave(live.account)
         self._admission.ended(live, now)

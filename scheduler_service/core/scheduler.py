@@ -169,7 +169,7 @@ class StepScheduler:
 
     @property
     def identities(self) -> Iterator[str]:
-        """Those that have or had requests, and are remembered."""
+        """The identities that have or had requests, and are remembered."""
         return (account.identity for account in self._pool.queue.accounts)
 
     def check_integrity(self) -> None:

@@ -45,29 +45,29 @@ class TargetExecutor:
         return self.limits
 
     def retire(self) -> None:
-        """It takes no openings any more. Does nothing while none is connected."""
+        """The executor takes no openings any more. Does nothing while none is connected."""
         self.retiring = self.connected
 
     def lost(self) -> None:
-        """It is gone; the steps in flight will never be answered."""
+        """The executor is gone; the steps in flight will never be answered."""
         self.connected = self.retiring = False
         self.in_flight.clear()
 
     @property
     def opens_caches(self) -> bool:
-        """It is connected and takes openings."""
+        """An executor is connected and takes openings."""
         return self.connected and not self.retiring
 
     @property
     def takes_a_step(self) -> bool:
-        """It is connected, and fewer steps are in flight than there may be."""
+        """An executor is connected, and fewer steps are in flight than there may be."""
         limits = self.limits
         return self.connected and limits is not None and len(self.in_flight) < limits.steps(self._step_s)
 
     def pace(self, now: float) -> tuple[float, float]:
-        """Seconds that it computes a step, as a moving average, and since the oldest step in flight was sent.
+        """Seconds that a step takes, as a moving average, and since the oldest step in flight was sent.
 
-        0.0: none was answered; none is in flight.
+        0.0: no step was answered; none is in flight.
         """
         oldest = next(iter(self.in_flight), None)
         return self._step_s, 0.0 if oldest is None else now - oldest.figures.sent_at
@@ -78,11 +78,11 @@ class TargetExecutor:
         return max(0, self.free_pages + self.evictable_pages - self.in_flight.pages)
 
     def may_be_asked(self, now: float) -> bool:
-        """It takes openings, and was not short of anything within the last RETRY_S seconds."""
+        """The executor takes openings, and was not short of anything within the last RETRY_S seconds."""
         return now >= self._retry_at and not self.retiring
 
     def may_take_slots(self, now: float) -> bool:
-        """It may be asked for a slot for one more adapter: it had one, RETRY_S seconds ago at the latest.
+        """Whether to ask for a slot for one more adapter: the executor lacked none within the last RETRY_S.
 
         Slots that it lacks are other clients': those of our own sequences are counted.
         """
@@ -118,9 +118,9 @@ class TargetExecutor:
         assert self.connected or not self.in_flight, "a step is in flight, and no executor is connected"
 
     def was_short(self, now: float) -> None:
-        """It had no room for something: ask for nothing more for RETRY_S seconds."""
+        """The executor had no room for something: ask for nothing more for RETRY_S seconds."""
         self._retry_at = now + RETRY_S
 
     def was_short_of_slots(self, now: float) -> None:
-        """It had no slot for one more adapter: ask for none for RETRY_S seconds."""
+        """The executor had no slot for one more adapter: ask for none for RETRY_S seconds."""
         self._slots_retry_at = now + RETRY_S

@@ -60,7 +60,7 @@ class Watchdog:
 def _there(
     head: LiveSequence, reason: WaitReason, target: TargetExecutor, limits: JointLimits, pool: SequencePool
 ) -> str:
-    """What is there, in words; empty: it is not, or nobody can say."""
+    """What the sequence lacks, and yet is there, in words; empty: it is not there, or nobody can say."""
     running = [one for one in pool.running if one.cache_id]
     match reason:
         case WaitReason.SEATS if len(running) < limits.max_sequences and head not in pool.isolated:

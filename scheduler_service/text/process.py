@@ -85,7 +85,7 @@ class TextProcess:
     ) -> None:
         self.loaded = False
         self.exclusive = False
-        """It runs an isolated job: no other may be sent."""
+        """The process runs an isolated job: no other may be sent."""
         self._process = process
         self._reader, self._writer = reader, writer
         self._limits = limits
@@ -118,12 +118,12 @@ class TextProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process's id."""
         return self._process.pid
 
     @property
     def connected(self) -> bool:
-        """Whether it can be sent jobs: its connection closes when it ends, before it is reaped."""
+        """Whether the process can be sent jobs: its connection closes when it ends, before it is reaped."""
         return not self._writer.is_closing()
 
     @property
@@ -168,6 +168,7 @@ class TextProcess:
         self._writer.transport.abort()  # which ends `run`
 
     def _answered(self, lane: int, header: Header, payload: bytes) -> None:
+        """Give a job its answer, and free its lane."""
         state = self._threads[lane]
         job, state.job = state.job, None
         if "thread" in header:  # a new thread, of the original priority, serves this lane from now on
@@ -192,6 +193,7 @@ class TextProcess:
     # Watching
 
     def _check_later(self) -> None:
+        """Have the process checked after WATCH_INTERVAL_S."""
         loop = asyncio.get_running_loop()
         self._checked_at = loop.time()
         self._watch = loop.call_later(WATCH_INTERVAL_S, self._check)

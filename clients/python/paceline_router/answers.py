@@ -59,6 +59,7 @@ class RouterAnswers:
             self._watchers -= 1
 
     async def _tell(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
+        """Write all models, then those that change, until cancelled; none if `own` is asked for."""
         known: tuple[RoutedModel, ...] | None = None
         while True:
             models = tuple(self._supervisor.models)

@@ -98,7 +98,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
     async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
         """A unary call of all schedulers that are up, one after the other; the answers of those that answer.
 
-        One that has just died has no live requests.
+        A scheduler that has just died has no live requests.
         """
         answers = []
         for model in list(self._supervisor.models):
@@ -111,6 +111,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         return answers
 
     async def _handle(self, method: str, kind: type[Message], context: _Context) -> None:
+        """Answer a call here or by its model's scheduler. Raises CallEndError, UnknownModelError."""
         data = await context.read()
         if data is grpc.aio.EOF:
             text = "request: is missing"
@@ -145,6 +146,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
 
     @contextmanager
     def _counted(self, model: RoutedModel) -> Iterator[None]:
+        """A context manager: counts a live call. Raises CallEndError if the model can't have one more."""
         if self._supervisor.closing:
             raise CallEndError(
                 rich_status(_Code.UNAVAILABLE, "shutting down", reason="DRAINING", retry_after_s=_RETRY_S)
@@ -225,6 +227,7 @@ class CallEndError(Exception):
 
 
 async def _begin(context: _Context, metadata: Sequence[tuple[str, Any]]) -> None:
+    """Send the initial metadata, unless some were sent."""
     with suppress(grpc.aio.UsageError):  # of several answers, the first one's counts
         await context.send_initial_metadata(metadata)
 
@@ -256,6 +259,6 @@ def _text(value: str | bytes) -> str:
 
 
 def _wanted_s(milliseconds: str) -> float:
-    """As the scheduler's LoadWait reads it."""
+    """How long a caller waits at most for a load, as the scheduler's LoadWait reads it."""
     valid = len(milliseconds) <= 9 and milliseconds.isascii() and milliseconds.isdigit()
     return min(int(milliseconds) / 1000, MAX_WAIT_S) if valid else 0.0

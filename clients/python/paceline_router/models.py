@@ -49,12 +49,12 @@ class RoutedModel:
 
     @property
     def is_held(self) -> bool:
-        """Whether it has processes."""
+        """Whether the model has processes."""
         return self.state in (ModelState.LOADING, ModelState.SERVING, ModelState.DRAINING)
 
     @property
     def is_coming(self) -> bool:
-        """Whether it serves after some time, if it is wanted."""
+        """Whether the model will serve after some time if calls want it."""
         return self.state is not ModelState.SERVING and (self.state is not ModelState.FAILED or self.may_load)
 
 
@@ -68,12 +68,12 @@ class ModelUse:
     unwanted: tuple[str, ...] = ()  # models to be put away
 
     def line(self) -> bytes:
-        """It as one line."""
+        """The use as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> ModelUse:
-        """Of such a line. Raises ValueError, TypeError."""
+        """The use that such a line says. Raises ValueError, TypeError."""
         said = json.loads(line)
         return cls(said.pop("read"), **{use: tuple(names) for use, names in said.items()})
 
@@ -125,7 +125,7 @@ class RoutedModels:
         )
 
     def line(self) -> bytes:
-        """All of them as one line."""
+        """All models as one line of JSON."""
         return json.dumps([self.version, *(asdict(one) for one in self)]).encode() + b"\n"
 
     @classmethod

@@ -141,5 +141,6 @@ class RouterServer:
         await self._calls.close()
 
     async def _told(self, models: RoutedModels) -> None:
+        """Let health checks pass while any model serves."""
         serving = any(one.state is ModelState.SERVING for one in models)
         await self.health.show(serving=serving and not self._supervisor.closing)

@@ -96,16 +96,19 @@ class SupervisorConnection:
         return before.is_held
 
     def _say_soon(self) -> None:
+        """Have the supervisor told how calls use the models, once for all changes until then."""
         if not self._saying:
             self._saying = True
             asyncio.get_running_loop().call_soon(self._say)
 
     def _say(self) -> None:
+        """Tell the supervisor how calls use the models, if it is connected."""
         self._saying = False
         if self._writer is not None:
             use = ModelUse(self.models.version, *(tuple(self._uses[one]) for one in self._uses))
             self._writer.write(use.line())
 
     def _changed(self) -> None:
+        """Wake those who wait for a change."""
         self._change.set()
         self._change = asyncio.Event()

@@ -56,6 +56,7 @@ class Audit:
         self._add("administrator's calls", {"identity": identity, "method": method}, serious=False)
 
     def _add(self, event: str, fields: dict[str, str], *, serious: bool) -> None:
+        """Log the first event of its kind in an interval at once; count the others for the interval's end."""
         kind = event, tuple(fields.items()), serious
         if kind in self._pending:
             self._pending[kind] += 1

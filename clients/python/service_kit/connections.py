@@ -131,6 +131,7 @@ class Connections:
         self._wake.set()
 
     def _run(self) -> None:
+        """Look and wait, forever: the function of the thread."""
         while True:
             began = time.monotonic()
             try:
@@ -218,11 +219,13 @@ class Connections:
         return bool(suspects or resets)
 
     def _ask_for_a_turn(self) -> None:
+        """Have the event loop note its next turn: by then it could have admitted a suspect's first calls."""
         if self._loop is not None:
             with suppress(RuntimeError):  # it was closed
                 self._loop.call_soon_threadsafe(self._beat)
 
     def _beat(self) -> None:
+        """Note that the event loop has a turn now."""
         self._beat_at = time.monotonic()
 
     def _count(self, found: list[Connection], now: float) -> None:
@@ -241,6 +244,7 @@ class Connections:
         self._reset(strangers, now, "a port is nearly full: connections without a call are closed")
 
     def _reset(self, chosen: Iterable[Connection], now: float, why: str) -> None:
+        """Reset connections, log how many at most every LOG_S, and plan when freed memory is given back."""
         if done := sum(self._source.reset(one) for one in chosen):
             self._resets[why] += done
             due = [at for at in self._trims[:1] if at < now + TRIMS_S[0]]  # also while a flood goes on
@@ -252,6 +256,7 @@ class Connections:
             self._log_at = now + LOG_S
 
     def _give_back(self, now: float) -> None:
+        """Give freed memory back to the system, if the time has come."""
         if self._trims and now >= self._trims[0]:
             self._trims.pop(0)
             self._source.give_back_memory()

@@ -110,6 +110,7 @@ class Credentials:
         log.info("the tokens file was read again", entries=len(accepted) - len(self._fixed))
 
     def _missing(self, file: Path) -> None:
+        """Count that the tokens file is missing; at MAX_ABSENCES times in a row, drop its entries."""
         self._absences += 1
         if self._absences == 1:
             self._stat = None  # so that a new file is read even if its stat equals the old one's

@@ -171,7 +171,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 def _size(metadata: Sequence[tuple[str, str | bytes]] | None) -> int:
-    """Of a call's metadata; counted only as far as it is needed."""
+    """Bytes of a call's metadata; a lower bound if it has impossibly many entries."""
     if metadata is None:
         return 0
     if len(metadata) * _ENTRY_BYTES > _IMPOSSIBLE_BYTES:

@@ -46,7 +46,7 @@ class SpanSender(Collector):
         return self._exporter.lost
 
     def collect(self) -> Iterator[Metric]:
-        """The count of lost ones, for a scrape."""
+        """The count of lost spans, for a scrape."""
         yield CounterMetricFamily(f"{self._prefix}_spans_lost", "Spans that were not sent", value=self.lost)
 
     def close(self, limit_s: float = CLOSE_S) -> None:

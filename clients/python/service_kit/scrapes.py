@@ -75,6 +75,7 @@ class ScrapePort:
         return len(self._waiting) + len(self._answering)
 
     def _run(self) -> None:
+        """Run the event loop until `close` stops it, then end the connections: the function of the thread."""
         accepting = self._loop.create_task(self._accept())
         self._loop.run_forever()
         tasks = accepting, *self._waiting, *self._answering
@@ -85,6 +86,7 @@ class ScrapePort:
         self._loop.close()
 
     async def _accept(self) -> None:
+        """Take connections, each with a task of its own, until cancelled."""
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
@@ -107,6 +109,7 @@ class ScrapePort:
         self._answering.discard(chosen)
 
     async def _serve(self, connection: socket.socket) -> None:
+        """Read one request, answer it, and close the connection."""
         task = asyncio.current_task()
         assert task is not None
         try:

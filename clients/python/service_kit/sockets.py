@@ -56,7 +56,7 @@ class _Socket:
         self._size = ctypes.c_uint32()
 
     def port(self, descriptor: int) -> int | None:
-        """Of this side of a connection or of a listening socket; None: it is neither, or not of IP."""
+        """The port of this side of a connection or of a listening socket; None: neither, or not of IP."""
         return self._port() if self._ask(_libc.getsockname, descriptor) else None
 
     def peer(self, descriptor: int) -> str | None:
@@ -74,7 +74,7 @@ class _Socket:
         return f"ipv6:%5B{host}{scope}%5D:{self._port()}"
 
     def received(self, descriptor: int) -> int | None:
-        """Bytes that a TCP connection has received; None: it is none."""
+        """Bytes that a TCP connection has received; None: the descriptor has no such connection."""
         self._size.value = len(self._info)
         size = ctypes.byref(self._size)
         if _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, size):
@@ -88,6 +88,7 @@ class _Socket:
         return self._size.value
 
     def _ask(self, call: Any, descriptor: int) -> bool:
+        """Have getsockname or getpeername write an address; returns whether it is one of IP."""
         self._size.value = len(self._address)
         answered = call(descriptor, self._address, ctypes.byref(self._size)) == 0
         return answered and self._family() in (socket.AF_INET, socket.AF_INET6)
@@ -136,7 +137,7 @@ def reset(connection: Connection) -> bool:
 
 
 def resident_bytes() -> int:
-    """This process's memory."""
+    """Bytes of memory that this process has."""
     return int(_read(_STATM).split()[1]) * os.sysconf("SC_PAGESIZE")
 
 

@@ -117,6 +117,7 @@ class DraftCaches:
         return self._send(builder, now)
 
     def _send(self, builder: DraftStepBuilder, now: float) -> PlannedStep | None:
+        """Make a plan of what the builder has and of the releases that wait; None: there is nothing to do."""
         if not (builder.rows or builder.openings or self._releases):
             return None
         self._number += 1
@@ -132,6 +133,7 @@ class DraftCaches:
         return plan
 
     def _open(self, sequence: LiveSequence, builder: DraftStepBuilder, budget: int) -> None:
+        """Open a cache for a sequence, unless it may have none now, or the step is full."""
         assert self._limits is not None
         known, barred = len(sequence.tokens), self._barred.get(sequence)
         if len(self._caches) >= self._limits.max_sequences or known >= self._limits.request_tokens:
@@ -158,6 +160,7 @@ class DraftCaches:
             self._release(sequence)
 
     def _release(self, sequence: LiveSequence) -> None:
+        """Release a sequence's cache in the next step."""
         self._releases.append(self._caches.pop(sequence).cache_id)
 
     def _bar(self, sequence: LiveSequence) -> None:
@@ -184,6 +187,7 @@ class DraftCaches:
         ]
 
     def _answered(self, cache: DraftCache, end: int, answer: RowAnswer) -> Drafted:
+        """Take one row's answer: its drafts, and its cache's length. A refused row's cache is released."""
         sequence, tokens = cache.sequence, answer.tokens
         drafted = Drafted(sequence, end, [])
         whole = answer.kv_length == end + len(tokens) - 1 if tokens else cache.kv < answer.kv_length <= end

@@ -99,12 +99,14 @@ class DraftStepBuilder:
         return True
 
     def _take(self, pages: int) -> bool:
+        """Take pages for a row or an opening; False: there are not enough, and none is taken."""
         if pages > self._pages:
             return False
         self._pages -= pages
         return True
 
     def _note(self, fed: int, context: int, steps: int) -> None:
+        """Count a row or an opening in the step's tokens and work."""
         self.tokens_left -= fed + steps - 1
         work = self.work
         work.rows += 1

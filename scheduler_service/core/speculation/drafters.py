@@ -16,12 +16,12 @@ _LATER = tuple(_FIRST[min(length + _AHEAD, _LONG)] for length in range(_LONG + 1
 
 
 def ngram_populations() -> tuple[Population, ...]:
-    """One for each class of match lengths."""
+    """A population for each class of match lengths."""
     return tuple(Population(prior) for prior in (0.25, 0.35, 0.45, 0.55, 0.7, 0.85))
 
 
 def grammar_population() -> Population:
-    """Of forced tokens, which are right unless the executor's hint and its masks disagree."""
+    """The population of forced tokens, which are right unless the executor's hint and its masks disagree."""
     return Population(0.98)
 
 
@@ -106,7 +106,7 @@ class GrammarDrafter(VerifiedDrafter):
         self._tokens: tuple[int, ...] = ()
 
     def tell(self, known: int, tokens: tuple[int, ...]) -> None:
-        """After the first `known` tokens come these."""
+        """Record that these tokens come after the first `known` ones."""
         self._known, self._tokens = known, tokens
 
     def drafts(self, known: int) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class GrammarDrafter(VerifiedDrafter):
         return self._tokens if known == self._known else ()
 
     def candidate(self, known: int, most: int) -> Candidate | None:
-        """For up to `most` drafts after the first `known` tokens; None: there are none."""
+        """A candidate of up to `most` drafts after the first `known` tokens; None: there are none."""
         count = min(most, len(self.drafts(known)))
         if count < 1:
             return None

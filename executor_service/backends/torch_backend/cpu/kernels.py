@@ -113,7 +113,7 @@ class CpuKernels:
         return self._gated(gate, up, activation)
 
     def _gated(self, gate: Weight, up: Weight, activation: Activation) -> GatedLinear:
-        """That of weights in their own dtype."""
+        """The gated layer of weights in their own dtype."""
         scaled = alike((gate, up))
         if scaled is None:
             return PackedGated(plain(gate), plain(up), activation, self.pool)

@@ -151,6 +151,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], float | None]:
 
 
 def _check_keep_alive(fields: Mapping[str, Any], where: str) -> None:
+    """Exit with an error unless the field is missing or a number of seconds above 0."""
     value = fields.get("keep-alive-s")
     if value is not None and not (type(value) in (int, float) and 0 < value < float("inf")):
         fail(f"{where}: keep-alive-s: expected seconds above 0, got {value!r:.80}", 2)

@@ -34,12 +34,12 @@ class LoadableModel:
     failures: int = 0  # since it last served
 
     def failed(self, now: float) -> None:
-        """Record that it could not be loaded, or kept running."""
+        """Record that the model could not be loaded, or kept running."""
         self.retry_at = now + min(FIRST_RETRY_S * 2.0**self.failures, LAST_RETRY_S)
         self.failures += 1
 
     def serves(self, now: float) -> None:
-        """Record that it is loaded."""
+        """Record that the model is loaded."""
         self.loaded_at = self.used_at = now
         self.failures = 0
 
@@ -84,7 +84,7 @@ def moves(models: Mapping[str, LoadableModel], wanted: Sequence[str], bound: int
 
 
 def _make_room(short: int, models: Mapping[str, LoadableModel], found: Moves, now: float) -> None:
-    """Add those that are put away for a model that is `short` of so many bytes."""
+    """Add the models that are put away for one that is `short` of so many bytes."""
     leaving = {name for name, one in models.items() if one.state is ModelState.DRAINING} | {*found.put_away}
     short -= sum(models[name].need or 0 for name in leaving)
     others = [

@@ -124,6 +124,7 @@ class ModelStacks:
         await run_all([self._arranged(), *(child.keep_running() for child in (self.router, *self.gateways))])
 
     async def _arranged(self) -> None:
+        """Wait for `arrange`; what it raises ends `supervise`."""
         if self.arranging is not None:
             await self.arranging
 
@@ -170,10 +171,12 @@ class ModelStacks:
                 self._hear(ModelUse())  # until one says more, any model may be in use
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what a router says of its calls, until the router ends."""
         while line := await reader.readline():
             self._hear(ModelUse.of(line))
 
     def _hear(self, use: ModelUse) -> None:
+        """Take in which models calls use; those that have lost their last stream were used until now."""
         for name in {*self._use.busy} - {*use.busy}:
             self._loadable[name].used_at = self._clock()
         self._use = use
@@ -241,6 +244,7 @@ class ModelStacks:
         self._loadable[launch.name].need = needs[launch.name]
 
     def _tell(self, name: str, state: ModelState, *, socket: str = "", detail: str = "") -> None:
+        """Change a model's state, have the router told, and have `arrange` look again."""
         loadable, before = self._loadable[name], self._models[name]
         loadable.state = state
         self._models[name] = replace(

@@ -140,6 +140,7 @@ class DeviceRunner:
         return 0 if self._slots is None else self._slots.count
 
     def _capture(self, rows: int, tokens: int, progress: Progress) -> None:
+        """Capture the CUDA graphs of steps up to this size, and reserve the host buffers that they need."""
         context = self._model.spec.context_length
         shapes = shapes_of(rows, tokens, self._page_size, context, self._tiling, self._slot_count)
         with torch.inference_mode():
