@@ -166,15 +166,15 @@ def _piece(
         kv_head, kv_heads, head_dim, page_size, window, capped, lines, columns, tile, ahead,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a padding line, or a token before the piece
-    result, lse = sums / total[:, None], highest + tl.log2(total)
+    result = sums / total[:, None]
     if pieces == 1:
         if sunk:  # as where there are several, so that one more that a line does not see changes no bit
-            result = _beside_sinks(result, lse, sinks, real)
+            result = _beside_sinks(result, highest + tl.log2(total), sinks, real)
         tl.store(out + d[None, :], result.to(out.dtype.element_ty), mask=mask)
     else:
         place = (slot.to(tl.int64) * kv_heads + kv_head) * used + line
         tl.store(partial_out + place[:, None] * head_dim + d[None, :], result, mask=mask)
-        tl.store(partial_lse + place, lse, mask=real)
+        tl.store(partial_lse + place, highest + tl.log2(total), mask=real)
 
 
 # `part` differs between the launches of a step: specialized for it, the kernel would be compiled anew for 1.
