@@ -203,10 +203,11 @@ def _scales_of(panels: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torc
 
 def _numpy_scales_of(panels: Bytes, layout: Layout) -> tuple[Scales, Scales | None]:
     """The same of an array."""
+    dtype: type[np.floating] = np.float32 if layout.wide else np.float16
     begin, size = layout.codes_bytes, layout.scales_bytes
 
     def view(at: int) -> Scales:
-        found = panels[..., at : at + size].view(np.float32 if layout.wide else np.float16)
+        found = panels[..., at : at + size].view(dtype)
         return found.reshape(*panels.shape[:-1], layout.groups, LANES)
 
     return view(begin), view(begin + size) if layout.minima else None
