@@ -40,7 +40,7 @@ from executor_service.backends.torch_backend.cpu.primitives.registers import LAN
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import (
     FLAGS,
     exp32,
-    float_of_bits,
+    largest,
     tanh32,
 )
 
@@ -86,23 +86,6 @@ class AttendPages(NamedTuple):
 _read = reader(AttendPages)
 
 
-@njit(nogil=True)
-def _ordered(bits: np.int32) -> np.int32:
-    """From an fp32's bits to an int32 that compares as the fp32 does, and back; NaN is an extreme."""
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-
-
-@njit(nogil=True)
-def _largest(scores: Array) -> np.float32:
-    """The largest of [_BLOCK] scores, found as integers: LLVM does not vectorize maxima of floats."""
-    bits = scores.view(np.int32)
-    top = _ordered(bits[0])
-    for j in range(1, _BLOCK):
-        one = _ordered(bits[j])
-        top = one if one > top else top
-    return float_of_bits(_ordered(top))
-
-
 @njit(nogil=True, fastmath=FLAGS)
 def _softmax_block(scores: Array, highest: Array, total: Array, acc: Array, rows: int) -> None:
     """Turn scores [rows, _BLOCK] into weights exp(score - maximum), and add these to the running sum.
@@ -110,7 +93,7 @@ def _softmax_block(scores: Array, highest: Array, total: Array, acc: Array, rows
     Raises the running maximum first, and rescales the running sum and result to it.
     """
     for r in range(rows):
-        top = max(highest[r], _largest(scores[r]))
+        top = max(highest[r], largest(scores[r]))
         if top != highest[r]:
             rescale = exp32(highest[r] - top)
             highest[r] = top

@@ -61,6 +61,23 @@ _power_of_two = cast(Callable[[np.float32], np.float32], intrinsic(_exponent))
 """2**n for a whole float n in -126..127, through the exponent's bits."""
 
 
+@njit(nogil=True)
+def _ordered(bits: np.int32) -> np.int32:
+    """From an fp32's bits to an int32 that compares as the fp32 does, and back; NaN is an extreme."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@njit(nogil=True)
+def largest(values: NDArray[np.float32]) -> np.float32:
+    """The largest of values [n], n >= 1, found as integers: LLVM does not vectorize maxima of floats."""
+    bits = values.view(np.int32)
+    top = _ordered(bits[0])
+    for j in range(1, bits.shape[0]):
+        one = _ordered(bits[j])
+        top = one if one > top else top
+    return float_of_bits(_ordered(top))
+
+
 # All functions that compute floats have flags of their own: numba would take those of the first caller that
 # it compiles. Here "reassoc" would undo the two parts of ln 2.
 @njit(nogil=True, fastmath={"contract"})

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
 from executor_service.backends.torch_backend.cpu.primitives.memory import floats
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
-from executor_service.backends.torch_backend.cpu.rowwise.sampling import exponential_sum, highest
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import largest
+from executor_service.backends.torch_backend.cpu.rowwise.sampling import exponential_sum
 
 
 class LogSumRows(NamedTuple):
@@ -31,7 +32,7 @@ _read = reader(LogSumRows)
 
 @njit(nogil=True, fastmath={"contract"})
 def _log_sum(logits: NDArray[np.float32]) -> np.float32:
-    top = highest(logits)
+    top = largest(logits)
     return np.float32(np.float64(top) + np.log(exponential_sum(logits, top)))
 
 

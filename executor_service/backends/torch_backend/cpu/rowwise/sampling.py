@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from executor_service.backends.torch_backend.cpu.primitives.kernel import Kernel
 from executor_service.backends.torch_backend.cpu.primitives.memory import carray, doubles, floats, pointer
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
-from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, exp32
+from executor_service.backends.torch_backend.cpu.primitives.vector_math import FLAGS, exp32, largest
 
 _SLACK = np.float32(1.0001)  # for the rounding of the bound
 _STEP = np.float32(2.0**-24)
@@ -187,15 +187,6 @@ def _draw_chunk(record: int, row: int) -> None:
     carray(pointer(call.tokens), (rows,), np.int64)[row] = token
 
 
-@njit(nogil=True, fastmath=FLAGS)
-def highest(logits: NDArray[np.float32]) -> np.float32:
-    """The largest of the logits."""
-    top = np.float32(-np.inf)
-    for v in range(logits.shape[0]):
-        top = max(top, logits[v])
-    return top
-
-
 @njit(nogil=True)
 def _count_argmax_chunks(record: int) -> int:
     return _read_argmax(record).rows
@@ -205,7 +196,7 @@ def _count_argmax_chunks(record: int) -> int:
 def _argmax_chunk(record: int, row: int) -> None:
     call = _read_argmax(record)
     logits = floats(call.logits + 4 * row * call.vocabulary, call.vocabulary)
-    top, token = highest(logits), 0
+    top, token = largest(logits), 0
     while token < call.vocabulary - 1 and logits[token] < top:
         token += 1
     carray(pointer(call.tokens), (call.rows,), np.int64)[row] = token
