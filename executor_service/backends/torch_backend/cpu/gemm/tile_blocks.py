@@ -42,7 +42,9 @@ _FLOATS, _HALVES = ir.VectorType(_F32, VECTOR), ir.VectorType(ir.HalfType(), VEC
 _PARTS = LANES // VECTOR  # vectors of a panel
 _LINE_BYTES = 64
 _AHEAD_BYTES = 2048
-_ROWS_IN_MEMORY = 3  # from which the totals are kept in memory, since registers hold the sums of a block
+_ROWS_IN_MEMORY = MAX_ROWS + 1 if VECTOR == LANES else 3
+"""Rows from which the totals are kept in memory, since registers hold the sums of a block. AVX-512 has 32
+registers, with room for both."""
 
 _Tiles = Callable[[int, int, int, int, int, int, int, int], None]
 """tiles(x, x_stride, w, blocks, out, out_stride, rows, add): one panel."""
