@@ -138,7 +138,7 @@ class SchedulerSettings(ServiceSettings):
         ge=0,
         le=64,
         description="steps sent and not answered; 0: 2 if the executor has a GPU, else 1, and one more where "
-        "a step takes less than 2 ms on a GPU or 20 ms on CPU",
+        "a step takes less than 2 ms on a GPU or 50 ms on CPU",
     )
     max_queued_requests: int = Field(
         default=1024,
