@@ -126,12 +126,22 @@ class Admission:
             return 0.0
         if not self.requests:
             return forecast.wait_s(0)  # the next place that comes free
-        looked_at = list(islice(self._queued.values(), SAMPLE))
-        ahead = forecast.ahead(self._queued.get(identity), weight, looked_at)
-        ahead *= len(self._queued) / len(looked_at)
+        places = max_sequences or running or 1
+        account, total_weight = self._queued.get(identity), pool.queue.weight_with(identity, weight)
+        looked_at = list(islice(pool.queue.active, SAMPLE))
+        ahead, held = forecast.contention(account, weight, looked_at, places / total_weight)
+        unseen = len(pool.queue.active) / len(looked_at)
+        ahead, held = unseen * ahead, unseen * held
+        if account is not None:
+            ahead += account.queued_requests * forecast.size(account)
         if not running:  # all queued requests came since the last step, and all places are free
-            ahead -= max_sequences
-        return forecast.wait_s(ahead)
+            ahead -= places
+        return forecast.wait_s(ahead) / max(1 - held / places, weight / total_weight)
+
+    def predicted_wait_s(self, identity: str, weight: float, max_sequences: int) -> float | None:
+        """As `wait_s`; None where what was seen does not tell how long it is."""
+        wait_s = self.wait_s(identity, weight, max_sequences)
+        return wait_s if not wait_s or self._forecast.knows(self._queued.get(identity)) else None
 
     # -- arrival --------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class FairQueue:
         yield from self._idle.values()
 
     @property
-    def active(self) -> Iterable[Account]:
+    def active(self) -> Collection[Account]:
         """The accounts of identities with a request that has not ended."""
         return self._active.values()
 
@@ -124,10 +124,13 @@ class FairQueue:
         If so, a new request of it need not wait for others to end: sequences of others are preempted for it.
         """
         account = self._active.get(identity)
-        others, held = self._weight, 0
-        if account is not None:
-            others, held = others - account.weight, account.running + account.queued_requests
-        return held < int(places * weight / (others + weight))
+        held = 0 if account is None else account.running + account.queued_requests
+        return held < int(places * weight / self.weight_with(identity, weight))
+
+    def weight_with(self, identity: str, weight: float) -> float:
+        """Sum of the active identities' weights, as if this one were active with its weight."""
+        account = self._active.get(identity)
+        return self._weight - (0.0 if account is None else account.weight) + weight
 
     # -- turns -----------------------------------------------------------------------------------
 

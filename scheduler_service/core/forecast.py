@@ -3,10 +3,14 @@
     first token = now + wait + steps of its prompt · s                   (s: recent step time)
     end         = first token + (L - 1) · pace(rows)
     pace(rows)  = s · m(rows) / m(rows now) / tokens per row and step    (m: the fitted model of step times)
-    wait        = (requests ahead in fair order + 1) · interval of starts while others wait
+    wait        = (requests ahead in fair order + 1) · interval of starts while others wait / part of places
 
 L is the quantile `LENGTH_QUANTILE` of observed completions: the identity's own when it has had enough, else
 that of all identities, never more than `max_tokens`. Before anything was seen, the prediction is "at once".
+
+Of the requests ahead, each counts by the mean length of its identity's completions, in units of that of all:
+an interval is what one of average length takes. The part of places is what the identities leave that have no
+more than their share of them (`contention`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ class Forecast:
     def __init__(self, step_time: StepTime) -> None:
         self._model = step_time
         self._lengths = Lengths(ALL_LENGTHS)
+        self._latest: Account | None = None  # whose completion ended last
+        self._alike = 0  # completions in a row that were its
         self.step_s = 0.0  # moving average
         self.step_rows = 0.0  # moving average, openings included
         # of a step, moving averages; while requests with deadlines or drafts are live
@@ -89,8 +95,11 @@ class Forecast:
         if tokens := sequence.generated:
             if cut_off:
                 tokens = min(2 * tokens, sequence.end_length - sequence.prompt_length)
+            account = sequence.live.account
             self._lengths.observe(tokens)
-            sequence.live.account.lengths.observe(tokens)
+            account.lengths.observe(tokens)
+            self._alike = self._alike + 1 if account is self._latest else 1
+            self._latest = account
 
     # -- what is to be expected ------------------------------------------------------------------
 
@@ -149,22 +158,43 @@ class Forecast:
         """Between two starts while others wait: measured, else a completion's time, shared by all rows."""
         if self._starts:
             return self._starts_s / self._starts
-        length = self._lengths.quantile(MEDIAN) or 1
-        return length * self.step_s / max(1.0, self.step_rows * self._tokens_per_row)
+        return (self._lengths.mean or 1) * self.step_s / max(1.0, self.step_rows * self._tokens_per_row)
 
-    def ahead(self, account: Account | None, weight: float, queued: Iterable[Account]) -> float:
-        """Requests that are started before one of this account that is queued now.
+    def knows(self, account: Account | None) -> bool:
+        """What was seen tells how long a request of the account waits that is queued now."""
+        if self._lengths.mean is None and not self._starts:
+            return False
+        return account is None or not account.queued_requests or account.taken > account.requests
 
-        Its identity's own, and of each other identity as many as get their turns meanwhile.
+    def contention(
+        self, account: Account | None, weight: float, others: Iterable[Account], fair_places: float
+    ) -> tuple[float, float]:
+        """What stands before a request of this account that is queued now: of other identities.
+
+        Returns the requests of theirs that are started before it, in requests of average length, and the
+        places that it can't have. An identity with no more than its share of the places keeps what it has:
+        its next requests follow at once. Of one with more, as many are started as get their turns meanwhile.
+        fair_places: a share, for a weight of 1.
         """
         own = account.queued_requests if account is not None else 0
-        rounds = (own + 1) / weight
-        ahead = float(own)
-        for other in queued:
-            if other is not account:
-                ahead += min(other.queued_requests, rounds * other.weight)
-        return ahead
+        rounds = (own + 1) * self.size(account) / weight
+        ahead = held = 0.0
+        for other in others:
+            if other is account:
+                continue
+            asked = other.running + other.queued_requests
+            if asked <= fair_places * other.weight:
+                held += asked
+            else:
+                ahead += min(other.queued_requests * self.size(other), rounds * other.weight)
+        return ahead, held
+
+    def size(self, account: Account | None) -> float:
+        """Mean length of the account's completions, in relation to that of all; 1 if it is not known."""
+        own = None if account is None else account.lengths.mean
+        are_all_its = account is self._latest and self._alike >= len(self._lengths)
+        return own / self._lengths.mean if own and self._lengths.mean and not are_all_its else 1.0
 
     def wait_s(self, ahead: float) -> float:
-        """Seconds until a request starts that has `ahead` requests before it; -1 or less: at once."""
+        """Seconds until one starts that has `ahead` of average length before it; -1 or less: at once."""
         return max(0.0, ahead + 1) * self._interval_s()

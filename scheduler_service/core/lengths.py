@@ -17,23 +17,35 @@ MIN_COMPLETIONS = 8
 class Lengths:
     """Output tokens of the last `size` completions."""
 
-    __slots__ = ("_recent", "_size", "_sorted")
+    __slots__ = ("_recent", "_size", "_sorted", "_sum")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self._sum = 0
 
     @property
     def suffice(self) -> bool:
         """At least MIN_COMPLETIONS were seen."""
         return len(self._sorted) >= MIN_COMPLETIONS
 
+    @property
+    def mean(self) -> float | None:
+        """None if no completion was seen."""
+        return self._sum / len(self._recent) if self._recent else None
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
     def observe(self, tokens: int) -> None:
         """Add a completion that ended with `tokens` output tokens."""
         if len(self._recent) == self._size:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            oldest = self._recent.popleft()
+            self._sum -= oldest
+            del self._sorted[bisect_left(self._sorted, oldest)]
         self._recent.append(tokens)
+        self._sum += tokens
         insort(self._sorted, tokens)
 
     def quantile(self, share: float, beyond: int = 0) -> int | None:

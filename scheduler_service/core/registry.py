@@ -91,7 +91,9 @@ class Registry:
     def add(self, request: Request, limits: JointLimits, now: float, *, is_trial: bool) -> LiveRequest:
         """Take a request that has passed `check`."""
         self._serial += 1
-        predicted_wait_s = self._admission.wait_s(request.identity, request.weight, limits.max_sequences)
+        predicted_wait_s = self._admission.predicted_wait_s(
+            request.identity, request.weight, limits.max_sequences
+        )
         account = self._pool.queue.enter(request, self._pool.running)
         live = LiveRequest(request, account, self._serial, max_tokens(request, limits), now)
         live.predicted_wait_s = predicted_wait_s
@@ -160,7 +162,7 @@ class Registry:
             return
         live.started = True
         self._admission.unqueue(live, now)
-        self._counters.predicted_wait_s += live.predicted_wait_s
+        self._counters.predicted_wait_s += live.predicted_wait_s or 0.0
         self._counters.wait_s += now - live.added_at
 
     def finish(

@@ -53,7 +53,8 @@ class LiveRequest:
         self.emitted = False  # tokens were emitted
         self.cached: int | None = None  # prompt tokens found in the prefix cache; None: nothing opened yet
         self.is_trial = False  # taken although its end was predicted to be late
-        self.predicted_wait_s = 0.0  # from its adding to its start, as predicted at its adding
+        # From its adding to its start, as predicted at its adding; None: what was seen did not tell.
+        self.predicted_wait_s: float | None = 0.0
         self.stops = request.eos_token_ids | request.stop_token_ids
         self.stop_token_ids = tuple(sorted(self.stops))  # as openings and forks carry them
         # Sequences that must have had a cache before the request no longer counts as queued.

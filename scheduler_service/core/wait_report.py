@@ -18,7 +18,8 @@ MAX_ENDED = 10_000
 MAX_LABEL_CHARACTERS = 8 << 20
 """Of the labels of all remembered ones together; one request may have 16 KiB."""
 SLOW_S = 1.0
-"""A request that has waited for less is not slow, whatever was predicted."""
+"""A request that has waited for less is not slow, whatever was predicted; one without a prediction that has
+waited for longer is."""
 SLOW_FACTOR = 2.0
 """A request is slow that has waited for longer than this multiple of its predicted wait."""
 
@@ -44,7 +45,7 @@ class WaitReport:
     identity: str
     phase: Phase
     since: float  # when it came there, on the caller's clock
-    predicted_wait_s: float  # at its adding
+    predicted_wait_s: float | None  # at its adding; None: it was not known
     queue_waits: WaitTimes = ()
     preempted_waits: WaitTimes = ()
     reason: WaitReason = WaitReason.NONE  # NONE: it does not wait
@@ -113,7 +114,7 @@ def is_slow(live: LiveRequest, now: float) -> bool:
     if waiting is None:
         return False
     began = waiting.wait.began if waiting.wait.has_run else live.request.arrival
-    return now - began > max(SLOW_S, SLOW_FACTOR * live.predicted_wait_s)
+    return now - began > max(SLOW_S, SLOW_FACTOR * (live.predicted_wait_s or 0.0))
 
 
 class EndedRequests:

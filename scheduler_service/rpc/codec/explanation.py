@@ -93,9 +93,7 @@ def _where(report: WaitReport, now: float) -> str:
         case Phase.ARRIVING:
             return f"Came {since} ago, and is not queued yet."
         case Phase.QUEUED:
-            wait_s = report.predicted_wait_s
-            predicted = f"predicted: {_duration(wait_s)}" if wait_s >= 0.5e-3 else "no wait was predicted"
-            return f"Queued for {since} ({predicted}){_place(report)}."
+            return f"Queued for {since} ({_predicted(report.predicted_wait_s)}){_place(report)}."
         case Phase.PREEMPTED:
             return f"Waits again for {since}, since its pages went to others or its executor was lost" + (
                 f"{_place(report)}."
@@ -104,6 +102,12 @@ def _where(report: WaitReport, now: float) -> str:
             return f"Runs, for {since}."
         case Phase.ENDED:
             return f"Ended {since} ago."
+
+
+def _predicted(wait_s: float | None) -> str:
+    if wait_s is None:
+        return "not predicted: too few requests had ended"
+    return f"predicted: {_duration(wait_s)}" if wait_s >= 0.5e-3 else "no wait was predicted"
 
 
 def _place(report: WaitReport) -> str:
