@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 
 from scheduler_service.core.admission import Admission
 from scheduler_service.core.config import CoreConfig
@@ -131,6 +132,11 @@ class StepScheduler:
             return self._registry.ended.get(request_id, now)
         return report(live, self._pool, self._target.pace(now), now)
 
+    @property
+    def known_ids(self) -> Iterator[str]:
+        """Of the requests that `why` knows, ended ones first."""
+        return chain(self._registry.ended, (live.request.id for live in self._registry))
+
     def courses(self, request_id: str) -> tuple[Course, ...]:
         """Of a live request's sequences. They are kept up to date, and stay as they are when it has ended."""
         live = self._registry.get(request_id)
@@ -149,11 +155,8 @@ class StepScheduler:
         identity: whose; None: everybody's. Looks at each live request once.
         """
         self._waits.now = now
-        found = [
-            live
-            for live in self._registry
-            if (identity is None or live.request.identity == identity) and is_slow(live, now)
-        ]
+        found = [live for live in self._registry if identity in (None, live.request.identity)]
+        found = [live for live in found if is_slow(live, now)]
         pace = self._target.pace(now)
         return [report(live, self._pool, pace, now) for live in found[:most]], max(0, len(found) - most)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
@@ -143,6 +143,10 @@ class EndedRequests:
         while reports and now - next(iter(reports.values())).since > MEMORY_S:
             self._forget(next(iter(reports)))
         return reports.get(request_id)
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids, in the order of their ends."""
+        return iter(self._reports)
 
     def _forget(self, request_id: str) -> None:
         self._label_characters -= _characters(self._reports.pop(request_id).labels)

@@ -89,6 +89,11 @@ class ArrivingCalls:
         """Whose calls are here."""
         return (identity for _, _, identity, _ in self._calls.values())
 
+    @property
+    def known_ids(self) -> Iterable[str]:
+        """The core's ids of the calls here."""
+        return self._calls
+
     def why(self, request_id: str, identity: str) -> WaitReport | None:
         """The identity's call of this id; None if it has none here."""
         entry = self._calls.get(scoped_id(identity, request_id))

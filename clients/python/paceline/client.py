@@ -342,7 +342,8 @@ class Client(Administration):
         """Where a request of this identity is, what it waits for, and what would end that, on all schedulers.
 
         Without `request_id`: all that have waited for longer than twice their predicted wait, and than a
-        second. Ids that are not known are left out; ended ones are for an hour. Administrators may ask for
+        second. "…" and at least 8 characters ask for all whose ids end so; with "…" behind, begin so.
+        Ids that are not known are left out; ended ones are for an hour. Administrators may ask for
         another `identity`, or for `all_identities`; all others get Unauthenticated for that.
         """
         request = requests.why_request(request_id, identity, all_identities=all_identities)

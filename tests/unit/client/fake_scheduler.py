@@ -154,7 +154,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, ready_executors=1)
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: Any) -> pb.WhyWaitingResponse:
-        """Knows the request "known", which is the only slow one."""
+        """Knows the request "known", which is the only slow one, and two with a common part."""
         one = pb.RequestWait(
             request_id="known",
             phase=pb.REQUEST_PHASE_QUEUED,
@@ -163,7 +163,15 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             explanation="It waits because [pages] are few.",
             labels={"job": "7"},
         )
-        return pb.WhyWaitingResponse(requests=[one] if request.slow or request.request_id == "known" else [])
+        known = {
+            "…" + "0" * 8: ("aa00000000", "bb00000000"),
+            "…0" + "1" * 8: ("aa011111111",),
+        }.get(request.request_id, ("known",) if request.slow or request.request_id == "known" else ())
+        response = pb.WhyWaitingResponse()
+        for name in known:
+            one.request_id = name
+            response.requests.append(one)
+        return response
 
     async def WatchSteps(
         self, request: pb.WatchStepsRequest, context: Any

@@ -321,6 +321,15 @@ async def test_why_says_what_a_request_waits_for(served: Served) -> None:
     assert (await invoked("why", "-a", served.address)).exit_code == 2
 
 
+async def test_why_takes_a_part_of_an_id_that_belongs_to_one_request(served: Served) -> None:
+    for part in ("0" + "1" * 8, "…0" + "1" * 8):
+        shown = await invoked("why", part, "-a", served.address)
+        assert shown.stdout.startswith("aa011111111 job=7\n"), shown.output
+    several = await invoked("why", "0" * 8, "-a", served.address)
+    assert_one_line_error(several, 1)
+    assert "is a part of several ids: aa00000000, bb00000000" in several.stderr
+
+
 async def test_status_is_shown_while_the_model_loads(served: Served) -> None:
     served.fake.loading = True
     status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)

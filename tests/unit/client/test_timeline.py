@@ -41,13 +41,17 @@ def step(number: int, *events: RequestEvent, **figures: object) -> Step:
     return Step(number=number, events=events, **values)  # type: ignore[arg-type]
 
 
-def event(kind: str, number: int, value: int = 0, completion: int = 0, request_id: str = "") -> RequestEvent:
-    return RequestEvent(kind, number, completion, value, request_id)
+def event(
+    kind: str, number: int, value: int = 0, completion: int = 0, request_id: str = "", identity: str = ""
+) -> RequestEvent:
+    return RequestEvent(kind, number, completion, value, request_id, identity)
 
 
-def drawn(view: Timeline, most: int = 99, *, now_us: int | None = None, width: int = 81) -> list[str]:
+def drawn(
+    view: Timeline, most: int = 99, *, now_us: int | None = None, width: int = 81, ascii_only: bool = True
+) -> list[str]:
     shown = StringIO()
-    Console(width=width, file=shown).print(view.picture(width, most, now_us=now_us, ascii_only=True))
+    Console(width=width, file=shown).print(view.picture(width, most, now_us=now_us, ascii_only=ascii_only))
     return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 
@@ -110,6 +114,25 @@ def test_a_stream_is_a_bar_of_what_it_does() -> None:
     assert "8 free, 8 at least" in told
     assert "50% of 40 prompt tokens found" in told
     assert "100.0 ms each (90.0 predicted)" in told
+
+
+@pytest.mark.parametrize(
+    ("identity", "request_id", "told"),
+    [
+        ("alice", "chat-1", "alice chat-1"),
+        ("", "0123456789abcdef01234567", "…56789abcdef01234567"),
+        ("nightly", "0123456789abcdef01234567", "nightly …def01234567"),
+        ("service-for-the-night", "0123456789abcdef01234567", "service-f… …01234567"),
+        ("service-for-the-night", "short", "service-for-t… short"),
+    ],
+)
+def test_a_row_keeps_whose_it_is_and_as_much_of_the_ids_end_as_why_takes(
+    identity: str, request_id: str, told: str
+) -> None:
+    view = Timeline(None)
+    view.add(step(0, event("queued", 1, request_id=request_id, identity=identity)))
+    [row] = drawn(view, ascii_only=False)[Timeline.FIGURES :]
+    assert row[:20].rstrip() == told
 
 
 def test_only_the_last_seconds_are_shown_and_what_ended_before_is_forgotten() -> None:

@@ -17,7 +17,7 @@ from scheduler_service.core.wait_report import Phase, WaitReport
 from scheduler_service.core.waiting.reasons import WaitReason
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc import arriving
-from scheduler_service.rpc.arriving import ArrivingCalls
+from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls
 from scheduler_service.rpc.codec import explanation
 from scheduler_service.rpc.servicer import SchedulerServicer
 from scheduler_service.rpc.waiting_calls import WaitingCalls
@@ -79,6 +79,31 @@ def test_others_requests_are_unknown_and_asking_for_them_needs_an_administrator(
     assert [one.request_id for one in asked(waiting, MINE, slow=True)] == ["a", "b"]
     everybodys = asked(waiting, ADMIN, slow=True, all_identities=True)
     assert [one.request_id for one in everybodys] == ["a", "b", "secret"]
+
+
+def test_a_part_of_an_id_finds_the_callers_own_requests_that_end_or_begin_so() -> None:
+    core = scheduler(Tokenizer(BaseException)).core  # type: ignore[arg-type]
+    arriving = ArrivingCalls()
+    core.executor_lost(0.0)
+    for name, who in (("abcd-12345678", MINE), ("efgh-12345678", MINE), ("12345678-ijkl", THEIRS)):
+        core.add(make_request(scoped_id(who.name, name), identity=who.name), 0.0)
+    waiting = WaitingCalls(core, arriving)
+
+    def found(part: str, caller: Identity, **request: Any) -> list[str]:
+        return [one.request_id for one in asked(waiting, caller, request_id=part, **request)]
+
+    with arriving.entered(ArrivingCall(), "theirs", "mnop-12345678", {}):
+        assert found("…-12345678", MINE) == ["abcd-12345678", "efgh-12345678"]
+        assert found("…d-12345678", MINE) == found("abcd-123…", MINE) == ["abcd-12345678"]
+        assert found("12345678…", THEIRS) == ["12345678-ijkl"]
+        assert found("12345678…", MINE) == []
+        assert found("…12345678", THEIRS) == ["mnop-12345678"]
+        assert len(found("…12345678", ADMIN, all_identities=True)) == 3
+        core.cancel(scoped_id("mine", "abcd-12345678"), time.monotonic())  # it is remembered
+        assert sorted(found("…12345678", ADMIN, identity="mine")) == ["abcd-12345678", "efgh-12345678"]
+        for wrong in ("…", "…1234567", "1234567…", "…12345678…", "…1234 5678"):
+            with raises(ErrorReason.INVALID_REQUEST):
+                found(wrong, MINE)
 
 
 def test_an_answer_has_nothing_of_other_identities() -> None:

@@ -20,14 +20,31 @@ _ASCII = {"waits": ".", "again": "x", "runs": "#", "": " "}
 _LEVELS, _ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 _KEY = {"runs": "runs", "waits": "waits", "again": "waits again, preempted"}
 _NAME_WIDTH, _SPARK_WIDTH = 20, 24
+_LEAST_NAME = 8
+"""Characters of an id that are shown at least."""
+_CUT, _ASCII_CUT = "…", ".."
 
 
 @dataclass(slots=True)
 class _Row:
     """One completion: what it does from when on, in microseconds since 1970; "": it has ended."""
 
+    identity: str
     name: str
     spans: list[tuple[int, str]] = field(default_factory=list)
+
+    def label(self, width: int, cut: str) -> str:
+        """Whose it is, and which: of what is too long the end of the id stays, for `paceline why`."""
+        whole = f"{self.identity} {self.name}".lstrip()
+        if len(whole) <= width:
+            return whole
+        least = min(len(self.name), _LEAST_NAME + len(cut))
+        whose = self.identity
+        if len(whose) > (room := width - least - 1):
+            whose = whose[: room - len(cut)] + cut
+        left = width - len(whose) - bool(whose)
+        name = self.name if len(self.name) <= left else cut + self.name[len(cut) - left :]
+        return f"{whose} {name}".lstrip()
 
     @property
     def ended_us(self) -> int | None:
@@ -77,7 +94,7 @@ class Timeline:
                 name = event.request_id or f"#{event.number}"
                 if event.completion:
                     name += f"[{event.completion}]"
-                stream = self._streams[key] = _Row(f"{event.identity} {name}".lstrip())
+                stream = self._streams[key] = _Row(event.identity, name)
                 if len(self._streams) > MAX_STREAMS:
                     self._streams.popitem(last=False)
                     self._forgotten += 1
@@ -125,7 +142,7 @@ class Timeline:
             Text(f"{began} and the {(to_us - since_us) / 1e6:.1f} s after   {key}{more}", style="dim")
         )
         for stream in streams[-most:]:
-            line = Text(f"{stream.name[-_NAME_WIDTH:]:{_NAME_WIDTH}} ")
+            line = Text(f"{stream.label(_NAME_WIDTH, _ASCII_CUT if ascii_only else _CUT):{_NAME_WIDTH}} ")
             for at in range(columns):
                 doing = stream.doing(since_us + at * column_us, since_us + (at + 1) * column_us)
                 mark, style = _MARKS[doing]

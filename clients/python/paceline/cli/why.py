@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from paceline import errors
 from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
 from paceline.client import Client
-from paceline.types import RequestWait
+from paceline.types import RequestWait, Waits
 
 _TIMEOUT_S = 10.0
+_CUT = "…"
+"""Before the end of an id, or behind its beginning: it stands for those that end, or begin, so."""
+_MIN_PART = 8  # characters
+_SHOWN_IDS = 8  # of those that an ambiguous part belongs to
 
 
 def why(
     context: typer.Context,
     request_id: Annotated[
-        str | None, typer.Argument(help="Id of a request: `request_id`, or the header request-id.")
+        str | None,
+        typer.Argument(
+            help="Id of a request: `request_id`, or the header request-id. Its end or its beginning will do: "
+            "8 characters, that no other has."
+        ),
     ] = None,
     *,
     slow: Annotated[
@@ -46,7 +57,16 @@ def why(
             address, security=security(context), failover_timeout_s=0, directory="off", model=model
         ) as client,
     ):
-        found = client.why(request_id, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
+        ask = partial(client.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
+        found = ask(request_id)
+        if request_id and not found.requests and _CUT not in request_id and len(request_id) >= _MIN_PART:
+            with suppress(errors.InvalidRequest):  # of an older scheduler
+                ends, begins = ask(f"{_CUT}{request_id}"), ask(f"{request_id}{_CUT}")
+                found = Waits((*ends.requests, *begins.requests), ends.left_out + begins.left_out)
+    ids = dict.fromkeys(one.request_id for one in found.requests)
+    if not slow and len(ids) > 1:
+        others = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+        fail(f"{request_id} is a part of several ids: {', '.join([*ids][:_SHOWN_IDS])}{others}")
     for one in found.requests:
         typer.echo(json.dumps(dataclasses.asdict(one))) if as_json else _show(one)
     if as_json:
