@@ -49,6 +49,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
         self.looks = 0
+        self.waits = pb.WhyWaitingResponse()  # of all identities
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         try:
@@ -151,7 +152,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, ready_executors=1)
+        return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, waiting=3, ready_executors=1)
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: Any) -> pb.WhyWaitingResponse:
         """Knows the request "known", which is the only slow one, and two with a common part."""
@@ -163,6 +164,8 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             explanation="It waits because [pages] are few.",
             labels={"job": "7"},
         )
+        if request.all_identities:
+            return self.waits
         known = {
             "…" + "0" * 8: ("aa00000000", "bb00000000"),
             "…0" + "1" * 8: ("aa011111111",),

@@ -330,6 +330,43 @@ async def test_why_takes_a_part_of_an_id_that_belongs_to_one_request(served: Ser
     assert "is a part of several ids: aa00000000, bb00000000" in several.stderr
 
 
+async def test_requests_that_wait_alike_are_summed_up_and_few_of_them_shown(served: Served) -> None:
+    def waits(name: str, identity: str, reason: pb.WaitReason.ValueType, position: int) -> pb.RequestWait:
+        return pb.RequestWait(
+            request_id=name,
+            identity=identity,
+            phase_us=9_000_000,
+            reason=reason,
+            position=position,
+            first_reason=pb.WAIT_REASON_SEATS,
+            explanation="It waits.",
+        )
+
+    async def shown(*options: str) -> list[str]:
+        result = await invoked("why", "--slow", "--all", *options, "-a", served.address)
+        assert result.exit_code == 0, result.output
+        return list(result.stdout.splitlines())
+
+    own, of_nightly = pb.WAIT_REASON_OWN_EARLIER, [f"n{number}" for number in range(1, 51)]
+    response = served.fake.waits
+    response.requests.append(waits("n0", "nightly", pb.WAIT_REASON_SEATS, 1))
+    response.requests.extend(waits(name, "nightly", own, at + 2) for at, name in enumerate(of_nightly))
+    response.requests.append(waits("a", "alice", pb.WAIT_REASON_PAGES, 1))
+    lines = await shown()
+    assert lines[0] == "51 of nightly wait, for up to 9.0 s: 50 for own_earlier, 1 for seats (n0)."
+    assert lines[1] == "1 of alice waits, for up to 9.0 s: 1 for pages (a)."
+    assert [one.split()[0] for one in lines[2:-1:2]] == ["n0", "n1", "n2", "a"]
+    assert lines[-1] == "48 like these are not shown: --full shows them."
+    assert len(await shown("--full")) == 2 * 52
+    assert len(await shown("--json")) == 52
+    del response.requests[0], response.requests[-1]
+    assert (await shown())[0].endswith(": 50 for own_earlier, the first in its queue for seats.")
+    del response.requests[:]
+    [none] = await shown()
+    assert none == "No request has waited for long; 3 sequences wait as predicted, or have just come."
+    assert await shown("--json") == []
+
+
 async def test_status_is_shown_while_the_model_loads(served: Served) -> None:
     served.fake.loading = True
     status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)

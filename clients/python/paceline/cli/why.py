@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -20,6 +21,7 @@ _TIMEOUT_S = 10.0
 _CUT = "…"
 """Before the end of an id, or behind its beginning: it stands for those that end, or begin, so."""
 _MIN_PART = 8  # characters
+_ALIKE = 2  # requests of an identity that wait for the same and are shown
 _SHOWN_IDS = 8  # of those that an ambiguous part belongs to
 
 
@@ -39,7 +41,12 @@ def why(
     ] = False,
     identity: Annotated[str, typer.Option(help="Whose request; for administrators.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Anybody's requests; for administrators.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request and line.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help=f"With --slow: more than {_ALIKE} requests that wait for the same.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per request and line; all of them.")
+    ] = False,
     address: Address = DEFAULT_ADDRESS,
     model: OfModel = "",
 ) -> None:
@@ -58,25 +65,67 @@ def why(
         ) as client,
     ):
         ask = partial(client.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
-        found = ask(request_id)
-        if request_id and not found.requests and _CUT not in request_id and len(request_id) >= _MIN_PART:
-            with suppress(errors.InvalidRequest):  # of an older scheduler
-                ends, begins = ask(f"{_CUT}{request_id}"), ask(f"{request_id}{_CUT}")
-                found = Waits((*ends.requests, *begins.requests), ends.left_out + begins.left_out)
-    ids = dict.fromkeys(one.request_id for one in found.requests)
-    if not slow and len(ids) > 1:
-        others = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
-        fail(f"{request_id} is a part of several ids: {', '.join([*ids][:_SHOWN_IDS])}{others}")
-    for one in found.requests:
-        typer.echo(json.dumps(dataclasses.asdict(one))) if as_json else _show(one)
+        found = ask(None) if request_id is None else _of_id(ask, request_id)
+        waiting = client.status(timeout_s=_TIMEOUT_S).waiting if slow and not found.requests else 0
     if as_json:
-        return
+        for one in found.requests:
+            typer.echo(json.dumps(dataclasses.asdict(one)))
+    elif found.requests:
+        _show_all(found, full=full or not slow)
+    if request_id is not None and not found.requests:
+        fail(f"{request_id} is not known: it never came here, ended long ago, or is another identity's")
+    if not as_json and not found.requests:
+        others = f"; {waiting} sequences wait as predicted, or have just come" if waiting else ""
+        console.print(f"No request has waited for long{others}.", markup=False, soft_wrap=True)
+
+
+def _of_id(ask: Callable[[str], Waits], request_id: str) -> Waits:
+    """The request of this id; if there is none, that whose id ends or begins so. Several end the command."""
+    found = ask(request_id)
+    if not found.requests and _CUT not in request_id and len(request_id) >= _MIN_PART:
+        with suppress(errors.InvalidRequest):  # of an older scheduler
+            ends, begins = ask(f"{_CUT}{request_id}"), ask(f"{request_id}{_CUT}")
+            found = Waits((*ends.requests, *begins.requests), ends.left_out + begins.left_out)
+    ids = [*dict.fromkeys(one.request_id for one in found.requests)]
+    if len(ids) > 1:
+        others = f" and {len(ids) - _SHOWN_IDS + found.left_out} more" if len(ids) > _SHOWN_IDS else ""
+        fail(f"{request_id} is a part of several ids: {', '.join(ids[:_SHOWN_IDS])}{others}")
+    return found
+
+
+def _show_all(found: Waits, *, full: bool) -> None:
+    """The requests; unless `full`, what each identity waits for before them, and of those alike a few."""
+    alike: dict[tuple[str, str], list[RequestWait]] = {}
+    for one in found.requests:
+        alike.setdefault((one.identity, one.reason), []).append(one)
+    if not full and len(found.requests) > 1:
+        for identity in dict.fromkeys(one.identity for one in found.requests):
+            _sum_up([group for (whose, _), group in alike.items() if whose == identity])
+    shown = found.requests if full else [one for group in alike.values() for one in group[:_ALIKE]]
+    for one in shown:
+        _show(one)
+    if hidden := len(found.requests) - len(shown):
+        console.print(f"{hidden} like these are not shown: --full shows them.", markup=False)
     if found.left_out:
         console.print(f"{found.left_out} more wait.", markup=False)
-    if not found.requests and slow:
-        console.print("No request has waited for long.", markup=False)
-    elif not found.requests:
-        fail(f"{request_id} is not known: it never came here, ended long ago, or is another identity's")
+
+
+def _sum_up(groups: list[list[RequestWait]]) -> None:
+    """One line: how many requests of an identity wait for what, and what the first in its queue waits for."""
+    groups.sort(key=len, reverse=True)
+    requests = [one for group in groups for one in group]
+    parts = [
+        f"{len(group)} for {group[0].reason}" + (f" ({group[0].request_id})" if len(group) == 1 else "")
+        for group in groups
+    ]
+    behind = next((one for one in requests if one.position > 1), None)
+    if behind is not None and all(one.position != 1 for one in requests):
+        parts.append(f"the first in its queue for {behind.first_reason}")
+    whose = f" of {requests[0].identity}" if requests[0].identity else ""
+    longest_s = max(one.phase_us for one in requests) / 1e6
+    wait = "wait" if len(requests) > 1 else "waits"
+    text = f"{len(requests)}{whose} {wait}, for up to {longest_s:.1f} s: {', '.join(parts)}."
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(one: RequestWait) -> None:
