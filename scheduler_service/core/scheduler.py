@@ -130,7 +130,7 @@ class StepScheduler:
         live = self._registry.get(request_id)
         if live is None:
             return self._registry.ended.get(request_id, now)
-        return report(live, self._pool, self._target.pace(now), now)
+        return report(live, self._pool, self._target, now)
 
     @property
     def known_ids(self) -> Iterator[str]:
@@ -157,8 +157,7 @@ class StepScheduler:
         self._waits.now = now
         found = [live for live in self._registry if identity in (None, live.request.identity)]
         found = [live for live in found if is_slow(live, now)]
-        pace = self._target.pace(now)
-        return [report(live, self._pool, pace, now) for live in found[:most]], max(0, len(found) - most)
+        return [report(one, self._pool, self._target, now) for one in found[:most]], max(0, len(found) - most)
 
     @property
     def log(self) -> StepLog:

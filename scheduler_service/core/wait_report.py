@@ -7,9 +7,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
-from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
+from scheduler_service.core.target_executor import TargetExecutor
+from scheduler_service.core.waiting.course import Stage
+from scheduler_service.core.waiting.reasons import OWN, WaitReason, WaitTimes
 
 MEMORY_S = 3600.0
 """Seconds for which an ended request is remembered, unless too many ended since."""
@@ -53,9 +56,12 @@ class WaitReport:
     first_reason: WaitReason = WaitReason.NONE  # of the first in its identity's queue
     needed: int = 0  # of what that one waits for
     available: int = 0  # of the same; 0, 0: it can't be counted
+    total: int = 0  # of what it waits for in the end, itself or by those before it: there are so many in all
     next_reason: WaitReason = WaitReason.NONE  # of what is next in turn, whosever it is
     step_s: float = 0.0  # that the executor computes a step, as a moving average
     step_age_s: float = 0.0  # since the oldest step in flight was sent
+    tokens: int = 0  # of an ended one: output tokens of its first completion
+    token_s: float = 0.0  # likewise, between two of them; 0: there are no two
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,13 +69,23 @@ def _waiting(live: LiveRequest) -> LiveSequence | None:
     return next((one for one in live.sequences if one.wait.standing is not None), None)
 
 
-def report(live: LiveRequest, pool: SequencePool, pace: tuple[float, float], now: float) -> WaitReport:
-    """A live request. Takes no time that depends on the number of waiting ones.
+def _total(reason: WaitReason, limits: JointLimits | None) -> int:
+    """Of what this reason says is lacking: how many there are in all; 0: it says nothing of the kind."""
+    match reason:
+        case WaitReason.SEATS if limits is not None:
+            return limits.max_sequences
+        case WaitReason.PAGES | WaitReason.PAGES_IN_FLIGHT if limits is not None:
+            return limits.total_pages
+        case WaitReason.ADAPTER_SLOT if limits is not None:
+            return limits.adapter_slots
+        case _:
+            return 0
 
-    pace: `step_s` and `step_age_s`.
-    """
+
+def report(live: LiveRequest, pool: SequencePool, target: TargetExecutor, now: float) -> WaitReport:
+    """A live request. Takes no time that depends on the number of waiting ones."""
     waits, waiting = pool.waits, _waiting(live)
-    step_s, step_age_s = pace
+    step_s, step_age_s = target.pace(now)
     if waiting is None:
         running = [one.wait.since for one in live.sequences if one.cache_id]
         one = _plain(live, live.sequences[0], Phase.RUNNING, max(running, default=now))
@@ -80,14 +96,19 @@ def report(live: LiveRequest, pool: SequencePool, pace: tuple[float, float], now
     queued = pool.queue.queue_of(live.account)
     position = queued.position(waiting) if waiting in queued else 0
     first = queued[0] if position else waiting
+    reason, first_reason = waits.reason_of(waiting), waits.reason_of(first)
     needed, available = (waits.needed, waits.available) if first is waits.head else (0, 0)
+    if first_reason is WaitReason.ADAPTER_SLOT:
+        needed = 1
+    last = first_reason if reason in OWN else reason
     return replace(
         _plain(live, waiting, phase, since),
-        reason=waits.reason_of(waiting),
+        reason=reason,
         position=position,
-        first_reason=waits.reason_of(first),
+        first_reason=first_reason,
         needed=needed,
         available=available,
+        total=_total(waits.reason if last is WaitReason.OTHER_TURN else last, target.limits),
         next_reason=waits.reason,
         step_s=step_s,
         step_age_s=step_age_s,
@@ -132,7 +153,11 @@ class EndedRequests:
         reports, request_id = self._reports, live.request.id
         if request_id in reports:
             self._forget(request_id)
-        reports[request_id] = one = _plain(live, live.sequences[0], Phase.ENDED, now)
+        first = live.sequences[0]
+        tokens, decode_s = len(first.tokens) - first.input_length, first.wait.course.spent(Stage.DECODE)
+        token_s = decode_s / (tokens - 1) if tokens > 1 else 0.0
+        one = replace(_plain(live, first, Phase.ENDED, now), tokens=tokens, token_s=token_s)
+        reports[request_id] = one
         self._label_characters += _characters(one.labels)
         while len(reports) > MAX_ENDED or self._label_characters > MAX_LABEL_CHARACTERS:
             self._forget(next(iter(reports)))

@@ -50,6 +50,10 @@ class Course:
         """It is in a stage without a cache."""
         return bool(self._stays) and self._stays[-1].stage not in (Stage.PREFILL, Stage.DECODE)
 
+    def spent(self, stage: Stage) -> float:
+        """Seconds in this stage, without those since the present one began."""
+        return sum(stay.ended - stay.began for stay in self._stays if stay.stage is stage)
+
     def turn(self, stage: Stage, now: float) -> None:
         """The next stage begins."""
         self.end(now)

@@ -41,6 +41,8 @@ class WaitReason(enum.IntEnum):
     NO_EXECUTOR = 22
 
 
+OWN = (WaitReason.OWN_EARLIER, WaitReason.OWN_PRIORITY)
+"""A sequence waits for the first of its own identity."""
 WaitTimes = tuple[tuple[WaitReason, float], ...]
 """Seconds by reason; reasons without time are left out."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scheduler_service.core.wait_report import Phase, WaitReport
-from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
+from scheduler_service.core.waiting.reasons import OWN, WaitReason, WaitTimes
 
 R = WaitReason
 
@@ -25,7 +25,7 @@ _FOR: Mapping[WaitReason, str] = {
     R.PREFIX: "the first completion, or another request with the same beginning, computes what both share",
     R.DEADLINES: "running requests would miss their deadlines if a prompt were computed beside them",
     R.ALONE: "a request whose executors were lost runs alone",
-    R.SEATS: "all sequences that can run at once do",
+    R.SEATS: "all places are taken",
     R.PAGES: "there are too few KV pages",
     R.PAGES_IN_FLIGHT: "KV pages come back with steps that are being computed",
     R.RUNNING_PAGES: "running sequences lack KV pages, and go first",
@@ -38,39 +38,43 @@ _FOR: Mapping[WaitReason, str] = {
     R.NO_EXECUTOR: "no executor is ready",
 }
 """Why it waits, after "because"."""
+_OF_ONE: Mapping[WaitReason, str] = {
+    R.SEATS: "the only place is taken",
+    R.ADAPTER_SLOT: "running sequences use the only slot for adapters",
+}
+"""The same where there is only one in all."""
 
+_MORE_PAGES = "an executor with a higher --kv-memory or --pages"
 _HELP: Mapping[WaitReason, str] = {
     R.CALLERS_TURN: "Fewer calls at once help.",
-    R.TOKENIZING: "It ends by itself; prompts sent as token ids skip it.",
-    R.GRAMMAR_COMPILING: "It ends when the grammar is compiled or refused; a smaller grammar helps.",
-    R.OTHER_STEP_SHARE: "It ends with one of the next steps.",
-    R.OTHER_PROMPT: "It ends when that prompt is computed.",
-    R.PREFIX: "It ends when that is computed.",
-    R.DEADLINES: "It ends when they end; later deadlines, or a further stack, help.",
-    R.ALONE: "It ends when that request has a token, or fails.",
-    R.SEATS: "It ends when a running sequence ends; a higher --max-running helps if there are pages for it.",
-    R.PAGES: "It ends when running sequences end; shorter prompts, or an executor with more pages, help.",
-    R.PAGES_IN_FLIGHT: "It ends with the next answer of the executor.",
-    R.RUNNING_PAGES: "It ends when these got pages or were preempted; an executor with more pages helps.",
-    R.STEP_BUDGET: "It ends with one of the next steps.",
-    R.ANSWER_BYTES: "It ends with one of the next steps; fewer scores, or smaller ones, help.",
-    R.ADAPTER_SLOT: "It ends when the last sequence with one of these adapters ends; more slots help.",
-    R.EXECUTOR_SHORT: "It is asked again in 20 ms; other clients of the executor may hold its room.",
-    R.GRAMMAR_BEHIND: "It ends when the grammar's process has read the output.",
-    R.DRAFT_EXECUTOR: "It ends with that one's answer; a faster draft model, or none, helps.",
-    R.NO_EXECUTOR: "It ends when an executor connects; `paceline status` says what each lacks.",
+    R.TOKENIZING: "The wait ends by itself; prompts sent as token ids skip it.",
+    R.GRAMMAR_COMPILING: "The wait ends when the grammar is compiled or refused; a smaller grammar helps.",
+    R.OTHER_STEP_SHARE: "The wait ends with one of the next steps.",
+    R.OTHER_PROMPT: "The wait ends when that prompt is computed.",
+    R.PREFIX: "The wait ends when that is computed.",
+    R.DEADLINES: "The wait ends when they end; later deadlines, or a further stack, help.",
+    R.ALONE: "The wait ends when that request has a token, or fails.",
+    R.SEATS: "The wait ends when a running sequence ends; a higher --max-running helps if there are pages.",
+    R.PAGES: f"The wait ends when running sequences end; shorter prompts help, or {_MORE_PAGES}.",
+    R.PAGES_IN_FLIGHT: "The wait ends with the next answer of the executor.",
+    R.RUNNING_PAGES: f"The wait ends when these got pages or were preempted; what helps is {_MORE_PAGES}.",
+    R.STEP_BUDGET: "The wait ends with one of the next steps.",
+    R.ANSWER_BYTES: "The wait ends with one of the next steps; fewer scores, or smaller ones, help.",
+    R.ADAPTER_SLOT: "The wait ends when the last sequence with one of these adapters ends; what helps is an "
+    "executor with a higher --adapter-slots.",
+    R.EXECUTOR_SHORT: "The executor is asked again in 20 ms; other clients of it may hold its room.",
+    R.GRAMMAR_BEHIND: "The wait ends when the grammar's process has read the output.",
+    R.DRAFT_EXECUTOR: "The wait ends with that one's answer; a faster draft model, or none, helps.",
+    R.NO_EXECUTOR: "The wait ends when an executor connects; `paceline status` says what each lacks.",
 }
 """What ends it, and what would help. None for those that wait for other requests: the chain goes on there."""
 
 _UNITS: Mapping[WaitReason, tuple[str, str]] = {
     R.PAGES: ("page", "pages"),
     R.PAGES_IN_FLIGHT: ("page", "pages"),
-    R.SEATS: ("place", "places"),
-    R.ADAPTER_SLOT: ("slot", "slots"),
     R.ANSWER_BYTES: ("byte", "bytes"),
 }
 
-_OWN = (R.OWN_EARLIER, R.OWN_PRIORITY)
 _LONG_STEP_S = 1.0
 """A step that was sent for longer than this, and twice what steps take, is said to be without an answer."""
 
@@ -95,13 +99,12 @@ def _where(report: WaitReport, now: float) -> str:
         case Phase.QUEUED:
             return f"Queued for {since} ({_predicted(report.predicted_wait_s)}){_place(report)}."
         case Phase.PREEMPTED:
-            return f"Waits again for {since}, since its pages went to others or its executor was lost" + (
-                f"{_place(report)}."
-            )
+            why = "since its place or its pages went to others, or its executor was lost"
+            return f"Waits again for {since}, {why}{_place(report)}."
         case Phase.RUNNING:
             return f"Runs, for {since}."
         case Phase.ENDED:
-            return f"Ended {since} ago."
+            return f"Ended {since} ago.{_own_pace(report)}"
 
 
 def _predicted(wait_s: float | None) -> str:
@@ -114,19 +117,34 @@ def _place(report: WaitReport) -> str:
     return f", number {report.position} in the queue of its identity" if report.position else ""
 
 
+def _own_pace(report: WaitReport) -> str:
+    if report.token_s < 0.5e-3:
+        return ""
+    return f" It got {report.tokens} tokens, one every {_duration(report.token_s)}."
+
+
 def _chain(report: WaitReport) -> list[str]:
     """From the request to what has to end, and what would help."""
     reason = report.reason
     sentences = [_because("It waits", reason, report)]
-    if reason in _OWN and report.first_reason and report.first_reason not in _OWN:
+    if reason in OWN and report.first_reason and report.first_reason not in OWN:
         reason = report.first_reason
         sentences.append(_because("The first of these waits", reason, report))
     if reason is R.OTHER_TURN and report.next_reason and report.next_reason is not R.OTHER_TURN:
         reason = report.next_reason
-        sentences.append(f"What is next in turn waits because {_FOR[reason]}.")
+        sentences.append(f"What is next in turn waits because {_reason(reason, report.total)}.")
     if reason in _HELP:
         sentences.append(_HELP[reason])
+    if report.reason is R.OWN_EARLIER:
+        sentences.append("Fewer requests of its identity at once help as well.")
     return sentences
+
+
+def _reason(reason: WaitReason, total: int) -> str:
+    """Why something waits. total: how many there are of what it lacks; 0: not known."""
+    if not total or reason not in _OF_ONE:
+        return _FOR[reason]
+    return _OF_ONE[reason] if total == 1 else _FOR[reason].replace("all ", f"all {total} ")
 
 
 def _pace(report: WaitReport) -> list[str]:
@@ -141,10 +159,11 @@ def _because(begin: str, reason: WaitReason, report: WaitReport) -> str:
     counted = ""
     if reason is report.first_reason and report.needed and reason in _UNITS:
         unit = _UNITS[reason][report.needed != 1]
-        counted = f": it needs {report.needed} {unit}, {report.available} are free"
+        of_all = f" of {report.total}" if report.total else ""
+        counted = f": it needs {report.needed} {unit}, {report.available}{of_all} are free"
     elif reason is report.first_reason and report.needed and reason is R.RUNNING_PAGES:
         counted = f": {report.needed} of them"
-    return f"{begin} because {_FOR[reason]}{counted}."
+    return f"{begin} because {_reason(reason, report.total)}{counted}."
 
 
 def _sums(times: WaitTimes) -> str:

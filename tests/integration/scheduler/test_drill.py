@@ -32,7 +32,7 @@ CAUSES: dict[str, Callable[[RequestWait], bool]] = {
     ),
     "executor": lambda one: one.phase == "running" and took_steps_of(one, 1000),
     "grammar": lambda one: one.reason == "grammar_compiling",
-    "adapter": lambda one: one.reason == "adapter_slot" and "all slots for adapters" in one.explanation,
+    "adapter": lambda one: one.reason == "adapter_slot" and "the only slot for adapters" in one.explanation,
 }
 """What `why` says of the first request that somebody complains about."""
 MENDED: dict[str, Callable[[RequestWait], bool]] = {

@@ -152,7 +152,8 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(state=pb.SCHEDULER_STATE_SERVING, running=2, waiting=3, ready_executors=1)
+        serving = pb.SCHEDULER_STATE_SERVING
+        return pb.GetStatusResponse(state=serving, running=2, waiting=3, seats=4, ready_executors=1)
 
     async def WhyWaiting(self, request: pb.WhyWaitingRequest, context: Any) -> pb.WhyWaitingResponse:
         """Knows the request "known", which is the only slow one, and two with a common part."""

@@ -397,6 +397,9 @@ async def test_chat_explains_its_commands_and_asks_the_model_about_none_of_them(
 async def test_status_as_json_has_every_counter(served: Served) -> None:
     status = json.loads((await paceline("status", "--json", "-a", served.address)).stdout)
     assert (status["state"], status["running"], status["executors"][0]["address"]) == ("serving", 2, "here")
+    assert "2 of 4 " in (await paceline("status", "-a", served.address)).stdout, (
+        "sequences, and places for them"
+    )
 
 
 async def test_the_token_comes_from_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

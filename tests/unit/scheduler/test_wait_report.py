@@ -64,6 +64,37 @@ def test_the_sums_of_a_live_request_are_its_wait_so_far() -> None:
     assert ended.queue_waits == harness.finished["b", 0].usage.queue_waits
 
 
+def test_what_ended_knows_its_own_pace_and_how_many_tokens_it_got() -> None:
+    harness = harness_of()
+    harness.add(make_request("a", max_tokens=5))
+    harness.add(make_request("one", max_tokens=1))
+    harness.run()
+    for name, tokens, token_s in (("a", 5, STEP_S), ("one", 1, 0.0)):
+        report = why(harness, name)
+        assert (report.phase, report.tokens) == (Phase.ENDED, tokens)
+        assert report.token_s == pytest.approx(token_s)
+
+
+def test_how_many_places_and_slots_there_are_in_all_is_known() -> None:
+    harness = harness_of(max_running=1)
+    run_one(harness, identity="x")
+    for name, who in (("y", "x"), ("z", "z")):
+        harness.add(make_request(name, identity=who))
+    harness.step()
+    assert (why(harness, "y").total, why(harness, "z").total) == (1, 1)
+    slots = harness_of(replace(CAPACITY, max_adapter_slots=1))
+    run_one(slots, adapter=b"1")
+    slots.add(make_request("b", adapter=b"2"))
+    slots.step()
+    report = why(slots, "b")
+    assert (report.reason, report.needed, report.available, report.total) == (
+        WaitReason.ADAPTER_SLOT,
+        1,
+        0,
+        1,
+    )
+
+
 def test_a_preempted_request_is_not_queued_but_preempted() -> None:
     harness = harness_of()
     run_one(harness)
@@ -119,7 +150,7 @@ def test_who_comes_first_to_full_places_is_predicted_the_time_until_one_comes_fr
     harness.add(make_request("second"))
     first, second = (why(harness, name).predicted_wait_s for name in ("first", "second"))
     assert first == pytest.approx(20 * STEP_S)
-    assert second == pytest.approx(2 * first)
+    assert second == pytest.approx(40 * STEP_S)
 
 
 def test_ended_requests_are_remembered_for_an_hour_and_a_bounded_number_of_them(

@@ -14,7 +14,7 @@ from service_kit.credentials import Credentials
 from service_kit.identity import Identity
 
 from scheduler_service.core.wait_report import Phase, WaitReport
-from scheduler_service.core.waiting.reasons import WaitReason
+from scheduler_service.core.waiting.reasons import OWN, WaitReason
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc import arriving
 from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls
@@ -133,7 +133,7 @@ def test_a_reply_has_at_most_256_requests_and_counts_the_others(monkeypatch: pyt
     assert ([one.request_id for one in response.requests], response.left_out) == (["a"], 1)
 
 
-@pytest.mark.parametrize("reason", [one for one in WaitReason if one and one not in explanation._OWN])
+@pytest.mark.parametrize("reason", [one for one in WaitReason if one and one not in OWN])
 def test_every_reason_is_explained_and_followed_to_what_would_help(reason: WaitReason) -> None:
     behind = WaitReason.OWN_EARLIER if reason.name not in CALLS else reason
     report = WaitReport(
@@ -149,7 +149,41 @@ def test_every_reason_is_explained_and_followed_to_what_would_help(reason: WaitR
     if reason is WaitReason.OTHER_TURN:
         assert explanation._FOR[WaitReason.SEATS] in told
     else:
-        assert told.endswith(explanation._HELP[reason])
+        assert explanation._HELP[reason] in told
+    if behind is WaitReason.OWN_EARLIER:
+        assert told.endswith("Fewer requests of its identity at once help as well.")
+
+
+@pytest.mark.parametrize(
+    ("reason", "total", "told"),
+    [
+        (WaitReason.SEATS, 4, "all 4 places are taken."),
+        (WaitReason.SEATS, 1, "the only place is taken."),
+        (WaitReason.ADAPTER_SLOT, 2, "running sequences use all 2 slots for adapters."),
+        (WaitReason.ADAPTER_SLOT, 0, "running sequences use all slots for adapters."),
+        (WaitReason.PAGES, 40, "there are too few KV pages: it needs 13 pages, 4 of 40 are free."),
+    ],
+)
+def test_how_many_there_are_in_all_is_told(reason: WaitReason, total: int, told: str) -> None:
+    first = WaitReport(
+        *("x a", "x", Phase.QUEUED, 0.0, 1.0),
+        reason=reason,
+        first_reason=reason,
+        needed=13,
+        available=4,
+        total=total,
+    )
+    another = replace(
+        first, reason=WaitReason.OTHER_TURN, first_reason=WaitReason.OTHER_TURN, next_reason=reason
+    )
+    assert f"It waits because {told}" in explanation.explanation(first, 2.0)
+    shared = told.partition(":")[0].rstrip(".")
+    assert f"What is next in turn waits because {shared}." in explanation.explanation(another, 2.0)
+
+
+def test_an_ended_request_tells_its_own_pace() -> None:
+    report = WaitReport("x a", "x", Phase.ENDED, 0.0, 0.0, tokens=100, token_s=1.02)
+    assert explanation.explanation(report, 2.0) == "Ended 2.0 s ago. It got 100 tokens, one every 1.0 s."
 
 
 @pytest.mark.parametrize(
