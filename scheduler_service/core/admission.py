@@ -118,12 +118,9 @@ class Admission:
 
         `max_sequences`: how many run at once; 0: unknown.
         """
-        pool, forecast = self._pool, self._forecast
-        running = len(pool.running)
-        if not self.requests and (not max_sequences or running < max_sequences):
+        if self._starts_at_once(identity, weight, max_sequences):
             return 0.0
-        if pool.queue.is_below_share(identity, weight, running):
-            return 0.0
+        pool, forecast, running = self._pool, self._forecast, len(self._pool.running)
         if not self.requests:
             return forecast.wait_s(0)  # the next place that comes free
         places = max_sequences or running or 1
@@ -140,8 +137,17 @@ class Admission:
 
     def predicted_wait_s(self, identity: str, weight: float, max_sequences: int) -> float | None:
         """As `wait_s`; None where what was seen does not tell how long it is."""
-        wait_s = self.wait_s(identity, weight, max_sequences)
-        return wait_s if not wait_s or self._forecast.knows(self._queued.get(identity)) else None
+        is_known = self._forecast.knows(self._queued.get(identity))
+        if not is_known and not self._starts_at_once(identity, weight, max_sequences):
+            return None
+        return self.wait_s(identity, weight, max_sequences)
+
+    def _starts_at_once(self, identity: str, weight: float, max_sequences: int) -> bool:
+        """A place is free for it, or another identity has to give it one."""
+        running = len(self._pool.running)
+        if not self.requests and (not max_sequences or running < max_sequences):
+            return True
+        return self._pool.queue.is_below_share(identity, weight, running)
 
     # -- arrival --------------------------------------------------------------------------------
 
