@@ -135,6 +135,15 @@ def test_a_row_keeps_whose_it_is_and_as_much_of_the_ids_end_as_why_takes(
     assert row[:20].rstrip() == told
 
 
+def test_the_graphs_go_over_the_same_time_as_the_rows() -> None:
+    view = Timeline(None)
+    view.add(step(0, tokens=8, waiting=4))
+    view.add(step(23, tokens=4, waiting=2, taken_us=1_000_000))
+    _, tokens, _, waits, *_ = drawn(view)
+    assert tokens[7:31] == "@" + 22 * " " + "="
+    assert waits[7:31] == 24 * "@", "they have waited until the second step"
+
+
 def test_only_the_last_seconds_are_shown_and_what_ended_before_is_forgotten() -> None:
     view = Timeline(10.0)
     view.add(step(0, event("queued", 1), event("admitted", 1)))

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -20,6 +21,8 @@ _ASCII = {"waits": ".", "again": "x", "runs": "#", "": " "}
 _LEVELS, _ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 _KEY = {"runs": "runs", "waits": "waits", "again": "waits again, preempted"}
 _NAME_WIDTH, _SPARK_WIDTH = 20, 24
+_OF_STEPS = ("steps", "tokens")
+"""Figures that are nothing between two steps; the others stay as they were."""
 _LEAST_NAME = 8
 """Characters of an id that are shown at least."""
 _CUT, _ASCII_CUT = "…", ".."
@@ -129,8 +132,7 @@ class Timeline:
             window_us = to_us - round(1e6 * self.seconds)
             since_us = window_us if self._has_forgotten else max(since_us, window_us)
             self._forget_streams(since_us)
-        shown_s = max(1e-6, (to_us - since_us) / 1e6)
-        lines = self._figures(shown_s, to_us - last_us, _ASCII_LEVELS if ascii_only else _LEVELS)
+        lines = self._figures(since_us, to_us, _ASCII_LEVELS if ascii_only else _LEVELS)
         columns = max(10, width - _NAME_WIDTH - 1)
         column_us = max(1.0, (to_us - since_us) / columns)
         streams = list(self._streams.values())
@@ -151,9 +153,10 @@ class Timeline:
             lines.append(line)
         return Group(*lines)
 
-    def _figures(self, seconds: float, idle_us: int, levels: str) -> list[Text]:
+    def _figures(self, since_us: int, to_us: int, levels: str) -> list[Text]:
         steps = self._steps
         count, last = len(steps), steps[-1]
+        seconds, idle_us = max(1e-6, (to_us - since_us) / 1e6), to_us - last.ended_us
         taken, planned = sum(s.taken_us for s in steps), sum(s.planned_us for s in steps)
         new, fed = sum(s.new_tokens for s in steps), sum(s.tokens for s in steps)
         decoded = sum(s.decode_rows + s.verify_rows + s.drafted_tokens for s in steps)
@@ -199,15 +202,31 @@ class Timeline:
                 (),
             ),
         )
+        part_us = max(1.0, (to_us - since_us) / _SPARK_WIDTH)
+
+        def columns(ends_us: Iterable[int]) -> list[range]:
+            began = (step.started_us - since_us for step in steps)
+            return [
+                range(int(at / part_us), int((end_us - since_us) / part_us) + 1)
+                for at, end_us in zip(began, ends_us, strict=True)
+            ]
+
+        in_steps = columns(step.ended_us for step in steps)
+        until_next = columns([*(step.started_us for step in islice(steps, 1, None)), to_us])
         return [
-            Text.assemble((f"{name:7}", "dim"), f"{_sparkline(values, levels)} {text}")
+            Text.assemble(
+                (f"{name:7}", "dim"),
+                f"{_sparkline(values, in_steps if name in _OF_STEPS else until_next, levels)} {text}",
+            )
             for name, text, values in rows
         ]
 
 
-def _sparkline(values: Sequence[int], levels: str) -> str:
-    """The largest value of each of _SPARK_WIDTH parts, in relation to the largest of all."""
-    width, most = min(_SPARK_WIDTH, len(values)), max(values, default=0)
-    parts = [values[at * len(values) // width : (at + 1) * len(values) // width] for at in range(width)]
-    marks = (levels[-(-max(part) * (len(levels) - 1) // most) if most else 0] for part in parts)
-    return "".join(marks).ljust(_SPARK_WIDTH)
+def _sparkline(values: Sequence[int], columns: Sequence[range], levels: str) -> str:
+    """In each of _SPARK_WIDTH columns the largest of the values that are there, relative to that of all."""
+    most, marks = max(values, default=0), [0] * _SPARK_WIDTH
+    for value, where in zip(values, columns, strict=False):
+        for at in where:
+            if 0 <= at < _SPARK_WIDTH:
+                marks[at] = max(marks[at], value)
+    return "".join(levels[-(-mark * (len(levels) - 1) // most) if most else 0] for mark in marks)
