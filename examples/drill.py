@@ -14,7 +14,9 @@ import asyncio
 import hashlib
 import itertools
 import json
+import signal
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ CALLERS = ("operator", "alice", "nightly")
 """Each one's token is its name. The first is an administrator."""
 COMPLAINT = "complaint-{}"
 ADAPTERS = ("poet", "clerk")
+FORMS_S, MAX_CALLERS = 4.0, 200
+"""The incident `grammar`: how long it takes to compile what is asked for at once; who asks at most."""
 Options = Mapping[str, Any]
 Traffic = Callable[[aio.Client], Awaitable[None]]
 
@@ -128,26 +132,36 @@ async def one_story(client: aio.Client) -> None:
 
 
 async def forms(client: aio.Client, name: str) -> None:
-    """Requests with a large schema, whose fields have this name, in which {} is the number of the request."""
+    """Requests with a large schema, whose fields have this name, in which {} is the number of the request.
+
+    There are so many at once that FORMS_S pass until all of their schemas are compiled, if all differ.
+    """
     alice, numbers = client.view("alice"), itertools.count()
 
-    async def ask(request_ids: str) -> None:
-        for number in itertools.count(1):
-            request_id = request_ids.format(number)
-            schema = form(name.format(next(numbers)))
-            with suppress(errors.PacelineError):
-                await alice.complete("Fill in", request_id=request_id, schema=schema, max_tokens=20)
+    async def ask(request_id: str, field_name: str) -> None:
+        with suppress(errors.PacelineError):
+            await alice.complete("Fill in", request_id=request_id, schema=form(field_name), max_tokens=4)
 
+    async def ask_on(request_ids: str) -> None:
+        for number in itertools.count(1):
+            await ask(request_ids.format(number), name.format(next(numbers)))
+
+    took_s = 0.0
+    for number in range(3):  # the first ones start what compiles
+        began = time.monotonic()
+        await ask(f"first-{number}", f"field_of_first_{number}")
+        took_s = time.monotonic() - began
     async with asyncio.TaskGroup() as tasks:
-        for worker in range(12):
-            tasks.create_task(ask(f"form-{worker}-{{}}"))
-        tasks.create_task(ask(COMPLAINT))
+        for worker in range(min(MAX_CALLERS, round(FORMS_S / took_s))):
+            tasks.create_task(ask_on(f"form-{worker}-{{}}"))
+        tasks.create_task(ask_on(COMPLAINT))
 
 
 def form(name: str) -> dict[str, Any]:
-    """A schema of 200 fields, which takes some tenths of a second to compile."""
+    """A schema of 400 fields, which takes a tenth of a second to compile, or a few."""
     pattern = {"type": "string", "pattern": "^[a-z]{1,40}(-[a-z0-9]{1,20}){0,8}$"}
-    return {"type": "object", "properties": {f"{name}_{number}": pattern for number in range(200)}}
+    fields = {f"{name}_{number}": pattern for number in range(400)}
+    return {"type": "object", "properties": fields, "required": [*fields]}
 
 
 async def poems(client: aio.Client) -> None:
@@ -191,7 +205,10 @@ INCIDENTS = {
 
 
 async def practise(incident: Incident, *, mended: bool) -> None:
-    """Let it happen until Ctrl-C."""
+    """Let it happen until Ctrl-C, or SIGTERM."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with (
         tempfile.TemporaryDirectory() as directory,
         incident.service(Path(directory), mended=mended) as service,
@@ -207,5 +224,5 @@ if __name__ == "__main__":
     parser.add_argument("incident", choices=INCIDENTS)
     parser.add_argument("--mended", action="store_true", help="with what mends it")
     arguments = parser.parse_args()
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(practise(INCIDENTS[arguments.incident], mended=arguments.mended))

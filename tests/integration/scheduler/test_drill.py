@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +17,7 @@ from paceline import aio
 from paceline.types import RequestWait
 
 from examples.drill import COMPLAINT, INCIDENTS, Incident
+from tests.support.checkout import ROOT
 from tests.support.stack import eventually
 
 FIRST, SECOND = COMPLAINT.format(1), COMPLAINT.format(2)
@@ -81,6 +86,20 @@ async def test_why_names_the_cause_of_an_incident(name: str, tmp_path: Path) -> 
             await client.view("alice").complete("hello", max_tokens=2)
             [still] = (await client.why(FIRST, identity=incident.who)).requests
             assert still.position > 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_drill_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "examples" / "drill.py"), "executor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as drill:
+        assert drill.stdout is not None
+        assert "complains" in drill.stdout.readline()
+        assert "PACELINE_ADDRESS" in drill.stdout.readline()
+        assert list(tmp_path.iterdir())
+        drill.send_signal(number)
+        assert drill.wait() == 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
