@@ -183,7 +183,11 @@ class Timeline:
             (
                 "waits",
                 f"{last.waiting} sequences"
-                + "".join(f", {n / count:.0%} for {reason}" for reason, n in blocked.most_common(3)),
+                + "".join(
+                    f", {n / count:.0%} for {reason}"
+                    for reason, n in blocked.most_common(3)
+                    if n >= count / 200
+                ),
                 [s.waiting for s in steps],
             ),
             (
