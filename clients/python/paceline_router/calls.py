@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -96,19 +96,21 @@ class RoutedCalls(grpc.GenericRpcHandler):
             await channel.close()
 
     async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
-        """A unary call of all schedulers that are up, one after the other; the answers of those that answer.
+        """A unary call of all schedulers that run, at once; the answers of those that answer."""
+        asked = [
+            self._answers(model, method, data, context) for model in self._supervisor.models if model.socket
+        ]
+        return [answer for answers in await asyncio.gather(*asked) for answer in answers]
 
-        A scheduler that has just died has no live requests.
-        """
-        answers = []
-        for model in list(self._supervisor.models):
-            if model.state is ModelState.SERVING:
-                try:
-                    answers += [message async for message in self._messages(model, method, data, context)]
-                except CallEndError as error:
-                    if error.status.code is not _Code.UNAVAILABLE:
-                        raise
-        return answers
+    async def _answers(self, model: RoutedModel, method: str, data: bytes, context: _Context) -> list[bytes]:
+        """One scheduler's answer to a unary call; none of one that has just died: it has no live requests."""
+        try:
+            async with self._called(model, method, data, context) as call:
+                return [message async for message in call]
+        except CallEndError as error:
+            if error.status.code is not _Code.UNAVAILABLE:
+                raise
+            return []
 
     async def _handle(self, method: str, kind: type[Message], context: _Context) -> None:
         """Answer a call here or by its model's scheduler. Raises CallEndError, UnknownModelError."""
@@ -135,8 +137,12 @@ class RoutedCalls(grpc.GenericRpcHandler):
         with self._counted(model):
             model = await self._up(model, metadata, context) if uses else self._found(model)
             with self._supervisor.using("busy", model.name) if uses else nullcontext():
-                async for message in self._messages(model, method, data, context):
-                    await context.write(message)
+                async with self._called(model, method, data, context) as call:
+                    if (message := await call.read()) is not grpc.aio.EOF:
+                        await context.send_initial_metadata(_passed(await call.initial_metadata()))
+                    while message is not grpc.aio.EOF:
+                        await context.write(message)
+                        message = await call.read()
 
     async def up(self, name: str, context: _Context) -> None:
         """Have a model loaded, and wait until it serves. Raises CallEndError."""
@@ -189,8 +195,11 @@ class RoutedCalls(grpc.GenericRpcHandler):
         text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
         raise CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
 
-    async def _messages(self, model: RoutedModel, method: str, data: bytes, context: _Context) -> Any:
-        """The answer's messages. Sends the initial metadata before the first one."""
+    @asynccontextmanager
+    async def _called(
+        self, model: RoutedModel, method: str, data: bytes, context: _Context
+    ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+        """A context manager: a call of a scheduler. Raises CallEndError if it fails within the block."""
         send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(model.socket).unary_stream(
             method
         )
@@ -198,12 +207,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
             data, timeout=context.time_remaining(), metadata=_passed(context.invocation_metadata() or ())
         )
         try:
-            begun = False
-            while (message := await call.read()) is not grpc.aio.EOF:
-                if not begun:
-                    begun = True
-                    await _begin(context, _passed(await call.initial_metadata()))
-                yield message
+            yield call
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
             if code is _Code.CANCELLED:  # which is only ever the client's own doing
@@ -224,12 +228,6 @@ class CallEndError(Exception):
     def __init__(self, status: grpc.Status) -> None:
         super().__init__(status.details)
         self.status = status
-
-
-async def _begin(context: _Context, metadata: Sequence[tuple[str, Any]]) -> None:
-    """Send the initial metadata, unless some were sent."""
-    with suppress(grpc.aio.UsageError):  # of several answers, the first one's counts
-        await context.send_initial_metadata(metadata)
 
 
 def _methods(*contracts: FileDescriptor) -> Iterator[tuple[str, type[Message]]]:

@@ -1,0 +1,111 @@
+"""The router's calls. The test is the process that keeps the models running, and has their schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from paceline.channel import Link, open_aio_channel
+from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.scheduler_pb2_grpc import (
+    SchedulerServiceServicer,
+    SchedulerServiceStub,
+    add_SchedulerServiceServicer_to_server,
+)
+from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
+from paceline_router.server import RouterServer, RouterSettings
+from service_kit.process import Shutdown
+
+LIMIT_S = 30.0
+"""For what must happen; a test that passes never waits for it."""
+
+
+class FakeScheduler(SchedulerServiceServicer):
+    """It has one live request, whose id is the model's name. It ends it as soon as it `may`."""
+
+    def __init__(self, model: str) -> None:
+        self._live, self.may, self.has_ended = {model}, asyncio.Event(), asyncio.Event()
+        self.may.set()
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
+        await self.may.wait()
+        found = self._live & {*request.request_ids}
+        self._live -= found
+        self.has_ended.set()
+        return pb.AbortResponse(aborted=found)
+
+
+class Routed:
+    """A router, and the other end of its socket to `serve`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._version = directory, 0
+        self._connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self.server = RouterServer(RouterSettings(supervisor=directory / "supervisor"))
+        self._servers = [self.server.server]
+        self.stub = SchedulerServiceStub(open_aio_channel(f"unix:{directory}/router", Link.PUBLIC))
+
+    async def start(self) -> None:
+        """Take calls, and follow the models."""
+        self._listener = await asyncio.start_unix_server(
+            lambda *both: self._connections.put_nowait(both), self._directory / "supervisor"
+        )
+        self.server.server.add_insecure_port(f"unix:{self._directory}/router")
+        await self.server.server.start()
+        self._following = asyncio.create_task(self.server.run(Shutdown()))
+        self._reader, self._writer = await self._connections.get()
+
+    async def tell(self, *models: RoutedModel) -> None:
+        """These are the models from now on, and the router knows it."""
+        self._version += 1
+        self._writer.write(RoutedModels(models, self._version).line())
+        while ModelUse.of(await self._reader.readline()).read < self._version:
+            pass
+
+    async def scheduler(
+        self, name: str, state: ModelState = ModelState.SERVING
+    ) -> tuple[RoutedModel, FakeScheduler]:
+        """A scheduler that runs, and its model as it is told."""
+        server, one = grpc.aio.server(), FakeScheduler(name)
+        add_SchedulerServiceServicer_to_server(one, server)
+        server.add_insecure_port(f"unix:{self._directory}/{name}")
+        await server.start()
+        self._servers.append(server)
+        return RoutedModel(name, state, f"{self._directory}/{name}"), one
+
+    async def stop(self) -> None:
+        """End all of it."""
+        self._following.cancel()
+        await self.server.close()
+        self._writer.close()
+        self._listener.close()
+        for server in self._servers:
+            await server.stop(None)
+
+
+@pytest.fixture
+async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
+    one = Routed(tmp_path)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def test_an_abort_reaches_a_model_that_is_put_away_and_waits_for_no_other(routed: Routed) -> None:
+    first, frozen = await routed.scheduler("first")
+    draining, other = await routed.scheduler("draining", ModelState.DRAINING)
+    await routed.tell(first, draining)
+    frozen.may.clear()
+    call = routed.stub.Abort(pb.AbortRequest(request_ids=["draining", "first", "unknown"]), timeout=LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        await other.has_ended.wait()
+    frozen.may.set()
+    reply = await call
+    assert (list(reply.aborted), list(reply.unknown)) == (["draining", "first"], ["unknown"])
