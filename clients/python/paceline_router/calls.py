@@ -135,7 +135,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
         del request
         uses = names_model(kind)
         with self._counted(model):
-            model = await self._up(model, metadata, context) if uses else self._found(model)
+            if uses:
+                model = await self._up(model, metadata, context)
+            elif not model.socket:
+                raise _not_serving(model)
             with self._supervisor.using("busy", model.name) if uses else nullcontext():
                 async with self._called(model, method, data, context) as call:
                     if (message := await call.read()) is not grpc.aio.EOF:
@@ -185,15 +188,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
                         await self._supervisor.served(model.name)
             finally:
                 self._waiting -= 1
-        return self._found(self._supervisor.models[model.name])
-
-    @staticmethod
-    def _found(model: RoutedModel) -> RoutedModel:
-        """The model, which serves. Raises CallEndError with what it does instead."""
-        if model.state is ModelState.SERVING:
-            return model
-        text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
-        raise CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
+        model = self._supervisor.models[model.name]
+        if model.state is not ModelState.SERVING:
+            raise _not_serving(model)
+        return model
 
     @asynccontextmanager
     async def _called(
@@ -228,6 +226,12 @@ class CallEndError(Exception):
     def __init__(self, status: grpc.Status) -> None:
         super().__init__(status.details)
         self.status = status
+
+
+def _not_serving(model: RoutedModel) -> CallEndError:
+    """That a model does not serve, and what it does instead."""
+    text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
+    return CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
 
 
 def _methods(*contracts: FileDescriptor) -> Iterator[tuple[str, type[Message]]]:

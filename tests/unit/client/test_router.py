@@ -1,3 +1,4 @@
+# ruff: noqa: N802  RPC names are the proto's
 """The router's calls. The test is the process that keeps the models running, and has their schedulers."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from paceline.channel import Link, open_aio_channel
+from paceline.failover import MODEL_KEY
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import (
     SchedulerServiceServicer,
@@ -32,12 +34,15 @@ class FakeScheduler(SchedulerServiceServicer):
         self._live, self.may, self.has_ended = {model}, asyncio.Event(), asyncio.Event()
         self.may.set()
 
-    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:  # noqa: N802
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         await self.may.wait()
         found = self._live & {*request.request_ids}
         self._live -= found
         self.has_ended.set()
         return pb.AbortResponse(aborted=found)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(running=len(self._live))
 
 
 class Routed:
@@ -109,3 +114,18 @@ async def test_an_abort_reaches_a_model_that_is_put_away_and_waits_for_no_other(
     frozen.may.set()
     reply = await call
     assert (list(reply.aborted), list(reply.unknown)) == (["draining", "first"], ["unknown"])
+
+
+def of_model(name: str) -> tuple[tuple[str, str]]:
+    return ((MODEL_KEY, name),)
+
+
+async def test_a_model_that_is_put_away_says_what_it_does_until_it_has_ended(routed: Routed) -> None:
+    draining, _ = await routed.scheduler("draining", ModelState.DRAINING)
+    await routed.tell(RoutedModel("first", ModelState.SERVING), draining)
+    asked = routed.stub.GetStatus(pb.GetStatusRequest(), metadata=of_model("draining"), timeout=LIMIT_S)
+    assert (await asked).running == 1
+    await routed.tell(RoutedModel("first", ModelState.SERVING), RoutedModel("draining", ModelState.AVAILABLE))
+    with pytest.raises(grpc.aio.AioRpcError, match="model draining: available") as refused:
+        await routed.stub.GetStatus(pb.GetStatusRequest(), metadata=of_model("draining"), timeout=LIMIT_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
