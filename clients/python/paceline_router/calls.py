@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
@@ -94,6 +94,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
         """Close the connections to schedulers."""
         for channel in self._channels.values():
             await channel.close()
+
+    def keep(self, sockets: Set[str]) -> None:
+        """Forget all other schedulers, which have ended; their connections close with their last calls."""
+        self._channels = {one: channel for one, channel in self._channels.items() if one in sockets}
 
     async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
         """A unary call of all schedulers that run, at once; the answers of those that answer."""

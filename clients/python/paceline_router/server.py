@@ -141,6 +141,7 @@ class RouterServer:
         await self._calls.close()
 
     async def _told(self, models: RoutedModels) -> None:
+        self._calls.keep({one.socket for one in models})
         """Let health checks pass while any model serves."""
         serving = any(one.state is ModelState.SERVING for one in models)
         await self.health.show(serving=serving and not self._supervisor.closing)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,13 @@ class FakeScheduler(SchedulerServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(running=len(self._live))
+
+    async def WatchSteps(
+        self, request: pb.WatchStepsRequest, context: Any
+    ) -> AsyncIterator[pb.WatchStepsResponse]:
+        yield pb.WatchStepsResponse(log=pb.StepLog(started_us=[1]))
+        await self.may.wait()
+        yield pb.WatchStepsResponse(log=pb.StepLog(started_us=[2]))
 
 
 class Routed:
@@ -129,3 +138,32 @@ async def test_a_model_that_is_put_away_says_what_it_does_until_it_has_ended(rou
     with pytest.raises(grpc.aio.AioRpcError, match="model draining: available") as refused:
         await routed.stub.GetStatus(pb.GetStatusRequest(), metadata=of_model("draining"), timeout=LIMIT_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def channels() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), grpc.aio.Channel) for one in gc.get_objects())
+
+
+async def test_nothing_is_kept_of_schedulers_that_have_ended(routed: Routed) -> None:
+    """A model that is loaded again has another socket: connections to the old ones would add up."""
+    held = channels()
+    for number in range(3):
+        model, _ = await routed.scheduler(f"m{number}")
+        await routed.tell(replace(model, name="m"))
+        await routed.stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S)
+        assert channels() == held + 1
+    await routed.tell(RoutedModel("m", ModelState.AVAILABLE))
+    assert channels() == held
+
+
+async def test_a_stream_goes_on_when_its_scheduler_is_told_no_more(routed: Routed) -> None:
+    model, scheduler = await routed.scheduler("m")
+    scheduler.may.clear()
+    await routed.tell(model)
+    steps: Any = routed.stub.WatchSteps(pb.WatchStepsRequest(), timeout=LIMIT_S)
+    assert (await steps.read()).log.started_us == [1]
+    await routed.tell(RoutedModel("m", ModelState.AVAILABLE))
+    scheduler.may.set()
+    assert (await steps.read()).log.started_us == [2]
+    assert await steps.read() is grpc.aio.EOF
