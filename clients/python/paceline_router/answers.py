@@ -14,7 +14,7 @@ from service_kit.audit import Audit
 from service_kit.credentials import Credentials
 from service_kit.status import rich_status
 
-from paceline_router.calls import CallEndError, Own, RoutedCalls
+from paceline_router.calls import CallEndError, Own, RoutedCalls, try_again
 from paceline_router.models import ModelState, RoutedModel
 from paceline_router.supervisor_connection import SupervisorConnection
 
@@ -50,8 +50,8 @@ class RouterAnswers:
     async def _watch(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
         """The models, as entries without an address: they are reached by this one. Then each change."""
         if self._watchers >= MAX_WATCHERS:
-            text, code = "too many calls watch the models", grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise CallEndError(rich_status(code, text, reason="WATCHERS", retry_after_s=1.0))
+            text = "too many calls watch the models"
+            raise try_again(text, "WATCHERS", grpc.StatusCode.RESOURCE_EXHAUSTED)
         self._watchers += 1
         try:
             await self._tell(request, context)

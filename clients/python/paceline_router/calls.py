@@ -124,6 +124,8 @@ class RoutedCalls(grpc.GenericRpcHandler):
             raise CallEndError(
                 rich_status(_Code.INVALID_ARGUMENT, text, reason="INVALID_REQUEST", field="request")
             )
+        if not self._supervisor.models.version:
+            raise try_again("the models are not known yet", "NOT_READY")
         field = ""
         try:
             request = kind.FromString(data)
@@ -161,14 +163,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
     def _counted(self, model: RoutedModel) -> Iterator[None]:
         """A context manager: counts a live call. Raises CallEndError if the model can't have one more."""
         if self._supervisor.closing:
-            raise CallEndError(
-                rich_status(_Code.UNAVAILABLE, "shutting down", reason="DRAINING", retry_after_s=_RETRY_S)
-            )
+            raise try_again("shutting down", "DRAINING")
         if self._live[model.name] >= MAX_CALLS:
             text = f"{MAX_CALLS} calls of {model.name} are under way"
-            raise CallEndError(
-                rich_status(_Code.RESOURCE_EXHAUSTED, text, reason="QUEUE_FULL", retry_after_s=_RETRY_S)
-            )
+            raise try_again(text, "QUEUE_FULL", _Code.RESOURCE_EXHAUSTED)
         self._live[model.name] += 1
         try:
             yield
@@ -232,10 +230,14 @@ class CallEndError(Exception):
         self.status = status
 
 
+def try_again(text: str, reason: str, code: grpc.StatusCode = _Code.UNAVAILABLE) -> CallEndError:
+    """What ends a call that may succeed in a second."""
+    return CallEndError(rich_status(code, text, reason=reason, retry_after_s=_RETRY_S))
+
+
 def _not_serving(model: RoutedModel) -> CallEndError:
-    """That a model does not serve, and what it does instead."""
-    text = f"model {model.name}: {model.state.value}{f', {model.detail}' if model.detail else ''}"
-    return CallEndError(rich_status(_Code.UNAVAILABLE, text, reason="NOT_READY", retry_after_s=_RETRY_S))
+    detail = f", {model.detail}" if model.detail else ""
+    return try_again(f"model {model.name}: {model.state.value}{detail}", "NOT_READY")
 
 
 def _methods(*contracts: FileDescriptor) -> Iterator[tuple[str, type[Message]]]:

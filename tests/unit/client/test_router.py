@@ -167,3 +167,14 @@ async def test_a_stream_goes_on_when_its_scheduler_is_told_no_more(routed: Route
     scheduler.may.set()
     assert (await steps.read()).log.started_us == [2]
     assert await steps.read() is grpc.aio.EOF
+
+
+async def test_a_router_that_was_told_no_models_yet_refuses_none_by_its_name(routed: Routed) -> None:
+    """As one that is started again under its callers, for whom NOT_FOUND would be the end."""
+    calls = (
+        routed.stub.WatchSchedulers(pb.WatchSchedulersRequest(), timeout=LIMIT_S),
+        routed.stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S),
+        routed.stub.Abort(pb.AbortRequest(request_ids=["x"]), timeout=LIMIT_S),
+        routed.stub.Score(pb.ScoreRequest(model="m"), timeout=LIMIT_S),
+    )
+    assert {await call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
