@@ -15,7 +15,7 @@ from service_kit.credentials import Credentials
 from service_kit.status import rich_status
 
 from paceline_router.calls import CallEndError, Own, RoutedCalls, try_again
-from paceline_router.models import ModelState, RoutedModel
+from paceline_router.models import ModelState, RoutedModel, RoutedModels
 from paceline_router.supervisor_connection import SupervisorConnection
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -60,15 +60,16 @@ class RouterAnswers:
 
     async def _tell(self, request: pb.WatchSchedulersRequest, context: _Context) -> None:
         """Write all models, then those that change, until cancelled; none if `own` is asked for."""
-        known: tuple[RoutedModel, ...] | None = None
+        known: RoutedModels | None = None
         while True:
-            models = tuple(self._supervisor.models)
+            models = self._supervisor.models
             changed = [] if request.own else [one for one in models if known is None or one not in known]
             if changed or known is None:
                 answer = pb.WatchSchedulersResponse(entries=map(_entry, changed), complete=known is None)
                 await context.write(answer.SerializeToString())
             known = models
-            await self._supervisor.changed()
+            while self._supervisor.models is models:  # they may have changed while this was written
+                await self._supervisor.changed()
 
     async def _abort(self, request: Any, context: _Context) -> None:
         """End requests of whichever model has them: of Abort and AbortRequests alike."""

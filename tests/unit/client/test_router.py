@@ -178,3 +178,17 @@ async def test_a_router_that_was_told_no_models_yet_refuses_none_by_its_name(rou
         routed.stub.Score(pb.ScoreRequest(model="m"), timeout=LIMIT_S),
     )
     assert {await call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_a_change_while_an_earlier_one_is_written_is_told_too(routed: Routed) -> None:
+    await routed.tell(RoutedModel("m", ModelState.AVAILABLE))
+    watch: Any = routed.stub.WatchSchedulers(pb.WatchSchedulersRequest(), timeout=LIMIT_S)
+    assert [one.detail for one in (await watch.read()).entries] == [""]
+    for number in range(20):
+        await routed.tell(RoutedModel("m", ModelState.LOADING, detail=f"{number}"))
+        await routed.tell(RoutedModel("m", ModelState.SERVING, detail=f"{number}"))
+        seen = pb.SCHEDULER_STATE_LOADING
+        while seen != pb.SCHEDULER_STATE_SERVING:
+            [entry] = (await watch.read()).entries
+            seen = entry.state
+        assert entry.detail == f"{number}"
