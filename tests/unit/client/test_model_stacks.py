@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 
@@ -68,6 +69,22 @@ def test_what_calls_wait_for_is_said_again_after_the_supervisors_socket_was_lost
 
 def launch(name: str, *, on_demand: bool = False) -> ModelLaunch:
     return ModelLaunch(name, StackConfig(backend="oracle"), on_demand)
+
+
+async def test_a_model_for_which_the_system_has_no_processes_left_has_failed_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none_left(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "subprocess_exec", none_left)
+    config = ModelsConfig((launch("x"),), "127.0.0.1", 0)
+    stacks = ModelStacks(config, {}, tmp_path, lambda *_: None, lambda *_: None)
+    stacks.load("x")
+    await stacks.ended()
+    [model] = stacks.models
+    assert (model.state, model.may_load) == (ModelState.FAILED, False)
+    assert "Resource temporarily unavailable" in model.detail
 
 
 def test_a_model_that_can_not_fit_beside_those_that_stay_is_refused_by_its_name() -> None:

@@ -298,13 +298,13 @@ async def _gateway_serving(socket: Path) -> None:
 
 
 async def run_all(tasks: Iterable[Coroutine[object, object, None]]) -> None:
-    """Await all. Raises the first ChildFailed, and cancels the others then."""
+    """Await all. Raises the first ChildFailed or OSError, and cancels the others then."""
     try:
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(task)
     except BaseExceptionGroup as group:
-        failed, other = group.split(ChildFailed)
+        failed, other = group.split((ChildFailed, OSError))
         if failed is None or other is not None:
             raise
         raise failed.exceptions[0] from None

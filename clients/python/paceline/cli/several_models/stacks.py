@@ -226,7 +226,7 @@ class ModelStacks:
                     self._loadable[name].serves(self._clock())
                     self._tell(name, ModelState.SERVING, socket=stack.socket.removeprefix("unix:"))
                     await stack.supervise()
-        except (ChildFailed, OSError) as error:
+        except Exception as error:  # the others go on, whatever it is
             state, detail = ModelState.FAILED, str(error)[:500]
             self._loadable[name].failed(self._clock())
             self._say("serve", f"model {name} has failed, and the others go on: {error}")
