@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from paceline.cli.stack import StackConfig
 from paceline.cli.supervisor import ChildFailed
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 from paceline_router.supervisor_connection import SupervisorConnection
+
+LIMIT_S = 30.0
+"""For what must happen; a test that passes never waits for it."""
 
 
 def test_the_models_are_known_once_the_router_has_read_their_newest_line(tmp_path: Path) -> None:
@@ -85,6 +90,52 @@ async def test_a_model_for_which_the_system_has_no_processes_left_has_failed_and
     [model] = stacks.models
     assert (model.state, model.may_load) == (ModelState.FAILED, False)
     assert "Resource temporarily unavailable" in model.detail
+
+
+class FakeStack:
+    """It is stopped when somebody says so."""
+
+    def __init__(self) -> None:
+        self.socket, self.stopped = "unix:s", asyncio.Event()
+
+    async def supervise(self) -> None:
+        await self.stopped.wait()
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+
+async def test_a_model_that_was_put_away_and_is_loaded_again_is_not_put_away_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def starting(*_: object) -> AsyncIterator[FakeStack]:
+        yield FakeStack()
+
+    monkeypatch.setattr("paceline.cli.several_models.stacks.starting", starting)
+    config = ModelsConfig((launch("x", on_demand=True),), "127.0.0.1", 0)
+    stacks = ModelStacks(config, {}, tmp_path, lambda *_: None, lambda *_: None)
+    listener = await asyncio.start_unix_server(stacks.connected, stacks.socket)
+    reader, writer = await asyncio.open_unix_connection(stacks.socket)
+    arranging = asyncio.create_task(stacks.arrange())
+
+    async def told(state: ModelState) -> int:
+        while True:
+            [model] = (models := RoutedModels.of(await reader.readline()))
+            if model.state is state:
+                return models.version
+
+    async with asyncio.timeout(LIMIT_S):
+        writer.write(ModelUse(await told(ModelState.AVAILABLE), wanted=("x",)).line())
+        writer.write(ModelUse(await told(ModelState.SERVING), unwanted=("x",)).line())
+        writer.write(ModelUse(await told(ModelState.DRAINING), unwanted=("x",), wanted=("x",)).line())
+        # It was loaded again before the router has heard that it was put away.
+        writer.write(ModelUse(await told(ModelState.SERVING)).line())
+        await stacks.known()
+        assert [one.state for one in stacks.models] == [ModelState.SERVING]
+    arranging.cancel()
+    writer.close()
+    listener.close()
 
 
 def test_a_model_that_can_not_fit_beside_those_that_stay_is_refused_by_its_name() -> None:

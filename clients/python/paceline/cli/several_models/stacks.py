@@ -97,7 +97,9 @@ class ModelStacks:
     def put_away(self, name: str) -> None:
         """Let a model's streams end while new calls wait, and then its processes."""
         self._tell(name, ModelState.DRAINING, socket=self._models[name].socket)
-        self._leaving.add(task := asyncio.create_task(self._leave(name), name=f"unload {name}"))
+        self._leaving.add(
+            task := asyncio.create_task(self._leave(name, self._stacks[name]), name=f"unload {name}")
+        )
         task.add_done_callback(self._leaving.discard)
 
     async def settled(self, names: Collection[str]) -> None:
@@ -188,14 +190,14 @@ class ModelStacks:
         """Do what is to be done now; returns when to look again."""
         now, use = self._clock(), self._use
         for name in use.unwanted:
-            if self._models[name].state is ModelState.SERVING:
+            if self._models[name].state is ModelState.SERVING and self._is_read(name):
                 self.put_away(name)
         for name, loadable in self._loadable.items():
             model = self._models[name]
             if model.state is ModelState.FAILED and not model.may_load and loadable.retry_at <= now:
                 self._tell(name, model.state, detail=model.detail)
             # What the router has not read yet it can't have said the calls of.
-            loadable.busy = use.read < self._since[name] or name in (*use.busy, *use.wanted)
+            loadable.busy = not self._is_read(name) or name in (*use.busy, *use.wanted)
         move = moves(self._loadable, use.wanted, self.config.room, now)
         for name in move.load:
             self.load(name)
@@ -206,12 +208,15 @@ class ModelStacks:
                 self._tell(name, ModelState.AVAILABLE, detail=_WAITS if name == move.waits else "")
         return move.again_at
 
-    async def _leave(self, name: str) -> None:
+    async def _leave(self, name: str, stack: Stack) -> None:
         """Stop a draining model's processes once no stream is left."""
-        while self._use.read < self._since[name] or name in self._use.busy:
+        while not self._is_read(name) or name in self._use.busy:
             await self._heard.wait()
-        if (stack := self._stacks.get(name)) is not None:
-            await stack.stop()
+        await stack.stop()
+
+    def _is_read(self, name: str) -> bool:
+        """Whether the router knows the model's present state: what it says of its calls is of that."""
+        return self._use.read >= self._since[name]
 
     async def _keep(self, launch: ModelLaunch) -> None:
         """Start a model's stack and keep it running until it is stopped. What fails is told, and said."""
