@@ -307,6 +307,19 @@ async def test_a_receiver_that_is_down_costs_nothing_and_its_losses_are_counted(
         assert stack.scheduler.terminate() == 0
 
 
+async def test_a_disabled_opentelemetry_records_nothing_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with received(monkeypatch) as receiver:
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+        scheduler = ["--otel", "--otel-step-share", "1"]
+        with oracle_stack(tmp_path, executor=["--otel"], scheduler=scheduler) as stack:
+            async with stack.client() as client:
+                assert (await client.complete("x", max_tokens=4, timeout_s=30)).token_ids
+            assert stack.scheduler.terminate() == 0
+        assert {span.service for span in receiver.spans} <= {"application"}
+
+
 def test_opentelemetry_is_imported_only_where_it_is_on() -> None:
     code = """
 import sys, paceline, paceline.aio, paceline.client
