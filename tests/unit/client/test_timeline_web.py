@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import struct
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,24 @@ def test_the_log_comes_in_parts_and_the_oldest_go(monkeypatch: pytest.MonkeyPatc
     wrong.tokens.append(1)
     with pytest.raises(InternalError):
         store.add(wrong)
+
+
+def test_strangers_and_browsers_that_leave_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    store = StepStore()
+    for first in range(1, 400_000, 4000):
+        store.add(log_of(first, 4000))  # more than a connection takes that is not read
+    with page_of("file", store, None) as url:
+        address, path = ("127.0.0.1", int(urlsplit(url).port or 0)), urlsplit(url).path
+        for asked in ("http://[", f"{path}steps"):
+            with socket.create_connection(address) as connection:
+                connection.sendall(f"GET {asked} HTTP/1.1\r\n\r\n".encode())
+                assert connection.recv(9) == b"HTTP/1.1 "
+                reset = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join()
+    assert capfd.readouterr().err == ""
 
 
 async def test_the_command_serves_what_a_scheduler_says_of_its_requests(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -112,6 +113,11 @@ class _Server(ThreadingHTTPServer):
         """Of the page."""
         return f"http://127.0.0.1:{self.server_address[1]}{self.prefix}"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what a request has failed with, unless a browser has left."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
 
 def _names(kind: Any, prefix: str) -> list[str]:
     """Of an enum's values, by number."""
@@ -126,14 +132,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a page that knows the secret path; all others get 404."""
-        asked = urlsplit(self.path)
-        if not secrets.compare_digest(
-            asked.path[: len(self.server.prefix)].encode(), self.server.prefix.encode()
-        ):
+        path, _, asked = self.path.partition("?")
+        prefix = self.server.prefix
+        if not secrets.compare_digest(path[: len(prefix)].encode(), prefix.encode()):
             self._reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
             return
-        name = asked.path[len(self.server.prefix) :] or "index.html"
-        query = {key: values[-1] for key, values in parse_qs(asked.query).items()}
+        name = path[len(prefix) :] or "index.html"
+        query = {key: values[-1] for key, values in parse_qs(asked).items()}
         if name in _FILES:
             self._reply(_file(name), _TYPES[name.rpartition(".")[2]])
         elif name == "about":
