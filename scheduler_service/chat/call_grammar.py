@@ -109,7 +109,7 @@ def named_arguments(
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise ToolGrammarError(index, "properties must be an object, required a list")
-    if missing := [name for name in required if name not in properties]:
+    if missing := [name for name in required if not isinstance(name, str) or name not in properties]:
         raise ToolGrammarError(index, f"{missing[0]!r} is required, and none of the properties")
     if wrong := [name for name, value in properties.items() if not isinstance(value, dict | bool)]:
         raise ToolGrammarError(index, f"property {wrong[0]!r} must be a schema")
@@ -178,7 +178,7 @@ def _closed(schema: Mapping[str, object]) -> dict[str, object]:
     closed["properties"] = {
         name: _closed(value) if isinstance(value, Mapping) else value for name, value in properties.items()
     }
-    if all(name in properties for name in required):
+    if all(isinstance(name, str) and name in properties for name in required):
         closed.setdefault("additionalProperties", False)
     return closed
 

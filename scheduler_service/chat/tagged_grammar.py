@@ -105,8 +105,8 @@ def _texts(
         if keys - {"enum", "const", "type"} or {"enum", "const"} <= keys:
             raise ValueError("enum and const can't be demanded beside others")
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        if not values:
-            raise ValueError("enum is empty")
+        if not isinstance(values, list) or not values:
+            raise ValueError("enum must be a list of values")
         written = [value if isinstance(value, str) else json.dumps(value) for value in values]
         for value, text in zip(values, written, strict=True):
             if json.loads(argument_as_json(text, others)) != value:

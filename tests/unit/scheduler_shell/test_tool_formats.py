@@ -13,7 +13,7 @@ import pytest
 
 from executor_service.contract.masks import allowed_tokens
 from executor_service.grammar.engine import GrammarEngine
-from executor_service.grammar.source import GrammarSource
+from executor_service.grammar.source import GrammarInvalid, GrammarSource
 from scheduler_service.chat.argument_texts import text_arguments
 from scheduler_service.chat.call_grammar import ToolGrammarError
 from scheduler_service.chat.events import Arguments, CallBegins, Event
@@ -231,6 +231,10 @@ def test_demanded_arguments_have_no_properties_that_the_schema_does_not_name_unl
         grammar = style.grammar((OfferedTool("f", "", parameters),), 1)
         assert grammar.count('"additionalProperties":false') == closed, parameters
         engine("Qwen3").compile(GrammarSource("lark", grammar))
+    wrong = {"properties": {"a": {}}, "required": [["a"]]}
+    grammar = style.grammar((OfferedTool("f", "", wrong),), 1)
+    with pytest.raises(GrammarInvalid, match="Expected string for 'required' item"):
+        engine("Qwen3").compile(GrammarSource("lark", grammar))
 
 
 def test_what_keyword_arguments_can_not_promise_is_told() -> None:
@@ -239,6 +243,7 @@ def test_what_keyword_arguments_can_not_promise_is_told() -> None:
         ({"patternProperties": {}}, "'patternProperties' can't be demanded"),
         ({"properties": {"a-b": {}}}, "property 'a-b'"),
         ({"properties": {}, "required": ["x"]}, "'x' is required"),
+        ({"properties": {"x": {}}, "required": [["x"]]}, r"\['x'\] is required"),
         ({"properties": []}, "must be an object"),
     ):
         with pytest.raises(ToolGrammarError, match=problem) as caught:

@@ -280,6 +280,7 @@ def test_what_a_grammar_of_texts_can_not_promise_is_told() -> None:
         ({"type": "string", "maxLength": "x"}, "lengths must be integers"),
         ({"enum": ["x</parameter>"]}, "has </parameter> in it"),
         ({"enum": ["5", 5]}, "read as another value"),
+        ({"type": "string", "enum": 5}, "enum must be a list of values"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "of a text and null"),
     ):
         with pytest.raises(ToolGrammarError, match=problem):
