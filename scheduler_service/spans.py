@@ -32,22 +32,13 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Spans:
-    """Makes the spans of one scheduler. step_share: of the steps that have one, 0 to 1.
+    """Makes the spans of one scheduler. step_share: of the steps that have one, 0 to 1."""
 
-    clock: of the core's times, in seconds; since_1970_s: what it lacks to that time.
-    """
-
-    def __init__(
-        self,
-        provider: TracerProvider,
-        step_share: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-        since_1970_s: float | None = None,
-    ) -> None:
+    def __init__(self, provider: TracerProvider, step_share: float) -> None:
         self._tracer = provider.get_tracer("paceline.scheduler")
-        self._step_share, self._clock = step_share, clock
+        self._step_share = step_share
         self._unanswered: deque[Span | None] = deque()  # steps; None: without a span
-        self._offset_ns = round(1e9 * (time.time() - clock() if since_1970_s is None else since_1970_s))
+        self._offset_ns = time.time_ns() - round(1e9 * time.monotonic())
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -59,13 +50,13 @@ class Spans:
             _PROPAGATOR.extract(carrier, Context()),
             SpanKind.SERVER,
             {"rpc.system.name": "grpc", "rpc.method": method},
-            start_time=self._ns(self._clock()),
+            start_time=self._ns(time.monotonic()),
         )
         return TracedCall(span) if span.is_recording() else None
 
     def end(self, call: TracedCall) -> None:
         """End a call's span, with its children."""
-        now, span = self._clock(), call.span
+        now, span = time.monotonic(), call.span
         assert isinstance(span, Span)
         context = set_span_in_context(span, Context())
         for index, course in enumerate(call.courses[:MAX_SEQUENCES]):

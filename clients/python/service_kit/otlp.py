@@ -31,11 +31,11 @@ CLOSE_S = 1.0
 class SpanSender(Collector):
     """Sends ended spans from a thread of its own, which nothing waits for; counts those that are lost."""
 
-    def __init__(self, service: str, exporter: SpanExporter | None = None) -> None:
-        """service: its name at the receiver, unless OTEL_SERVICE_NAME has one. exporter: a test's."""
+    def __init__(self, service: str) -> None:
+        """service: its name at the receiver, unless OTEL_SERVICE_NAME has one."""
         self._prefix = service.replace("-", "_")
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # losses are counted, and logged here
-        self._exporter = _Counted(exporter or OTLPSpanExporter())
+        self._exporter = _Counted(OTLPSpanExporter())
         resource = Resource({"service.name": service}).merge(OTELResourceDetector().detect())
         self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self.provider.add_span_processor(_Bounded(self._exporter))
@@ -49,14 +49,14 @@ class SpanSender(Collector):
         """The count of lost spans, for a scrape."""
         yield CounterMetricFamily(f"{self._prefix}_spans_lost", "Spans that were not sent", value=self.lost)
 
-    def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send what is left, for at most `limit_s` and a moment."""
+    def close(self) -> None:
+        """Send what is left, for at most CLOSE_S and a moment."""
         sending = threading.Thread(target=self.provider.shutdown, name="last spans", daemon=True)
         sending.start()
-        sending.join(limit_s)
+        sending.join(CLOSE_S)
         if sending.is_alive():
             self._exporter.shutdown()
-            sending.join(limit_s)
+            sending.join(CLOSE_S)
 
 
 class _Counted(SpanExporter):

@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from paceline import Finished, aio, errors, stop_tracing_calls, trace_calls
 from paceline.affinity import affinity_key, choice
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -37,7 +36,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     with otlp_receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{receiver.address}")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        sender = SpanSender("application", OTLPSpanExporter())
+        sender = SpanSender("application")
         trace_calls(sender.provider)
         try:
             yield receiver
