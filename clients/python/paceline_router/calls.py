@@ -30,10 +30,8 @@ Own: TypeAlias = Callable[[Any, _Context], Awaitable[None]]
 """Answers a call here: it gets the request, and writes messages."""
 
 MAX_CALLS = 1280
-"""Live calls of one model: as many as a scheduler runs and queues by default. One connection carries all
-calls of a model, so more would wait in it, for the calls of others too."""
-MAX_WAITING = 1024
-"""Calls that wait at once for models that are loading."""
+"""Live calls of one model, also those that wait for its load: as many as a scheduler runs and queues by
+default. One connection carries all calls of a model: more would wait in it, for the calls of others too."""
 MAX_WAIT_S = 3600.0
 _RETRY_S = 1.0
 _DROPPED = (MODEL_KEY, "user-agent", "te", "content-type", "grpc-timeout", "grpc-encoding")
@@ -55,7 +53,6 @@ class RoutedCalls(grpc.GenericRpcHandler):
         self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
         self._live: Counter[str] = Counter()  # calls by model
-        self._waiting = 0
 
     @property
     def live(self) -> Mapping[str, int]:
@@ -182,14 +179,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
         wait_s = MAX_WAIT_S if wanted is None else _wanted_s(_text(wanted))
         if (left_s := context.time_remaining()) is not None:
             wait_s = min(wait_s, left_s - 0.25)
-        if model.is_coming and wait_s > 0 and self._waiting < MAX_WAITING:
-            self._waiting += 1
-            try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._supervisor.served(model.name)
-            finally:
-                self._waiting -= 1
+        if model.is_coming and wait_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._supervisor.served(model.name)
         model = self._supervisor.models[model.name]
         if model.state is not ModelState.SERVING:
             raise _not_serving(model)

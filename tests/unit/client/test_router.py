@@ -21,6 +21,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import (
     SchedulerServiceStub,
     add_SchedulerServiceServicer_to_server,
 )
+from paceline_router.calls import MAX_CALLS
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 from paceline_router.server import RouterServer, RouterSettings
 from service_kit.process import Shutdown
@@ -42,6 +43,9 @@ class FakeScheduler(SchedulerServiceServicer):
         self._live -= found
         self.has_ended.set()
         return pb.AbortResponse(aborted=found)
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+        return pb.ScoreResponse(request_id=request.model)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(running=len(self._live))
@@ -80,6 +84,12 @@ class Routed:
         self._writer.write(RoutedModels(models, self._version).line())
         while ModelUse.of(await self._reader.readline()).read < self._version:
             pass
+
+    async def wanted(self, name: str) -> None:
+        """Wait until a call waits for a model."""
+        async with asyncio.timeout(LIMIT_S):
+            while name not in ModelUse.of(await self._reader.readline()).wanted:
+                pass
 
     async def scheduler(
         self, name: str, state: ModelState = ModelState.SERVING
@@ -192,3 +202,19 @@ async def test_a_change_while_an_earlier_one_is_written_is_told_too(routed: Rout
             [entry] = (await watch.read()).entries
             seen = entry.state
         assert entry.detail == f"{number}"
+
+
+async def test_calls_that_wait_for_one_model_keep_none_from_waiting_for_another(routed: Routed) -> None:
+    x, y = RoutedModel("x", ModelState.LOADING), RoutedModel("y", ModelState.LOADING)
+    await routed.tell(x, y)
+    flood = [routed.stub.Score(pb.ScoreRequest(model="x")) for _ in range(MAX_CALLS)]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await routed.stub.Score(pb.ScoreRequest(model="x"), timeout=LIMIT_S)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    other = routed.stub.Score(pb.ScoreRequest(model="y"), timeout=LIMIT_S)
+    await routed.wanted("y")
+    serving, _ = await routed.scheduler("y")
+    await routed.tell(x, serving)
+    assert (await other).request_id == "y"
+    for call in flood:
+        call.cancel()
