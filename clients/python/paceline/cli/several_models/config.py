@@ -31,6 +31,8 @@ _FIELDS = (
 _ROUTERS = ("tls-cert", "tls-key", "health-port", "health-host", "metrics-port", "metrics-host", "reflection")
 _EVERYBODYS = ("tokens-file", "auth-token-file", "drain-timeout-s")
 _NOBODYS = ("tls-client-ca", "advertise", "peer", "config", "model-name", "local-socket", "port-file")
+_ONE_FOR_ALL = ("tokens-file", "auth-token-file", "tls-cert", "tls-key")
+_NOT_HERE = "not with several models (docs/several-models.md)"
 _HIDDEN = ("TOKENS_FILE", "AUTH_TOKEN_FILE", "CONFIG", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ADVERTISE")
 
 
@@ -170,7 +172,12 @@ def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[
         fail(f"{name[:200]!r} can't be a model's name: {NAME_RULE}", 2)
     directory = (f"--adapter-dir={entry['adapter-dir']}",) if "adapter-dir" in entry else ()
     adapters = tuple(f"--adapter={one}" for one in entry.get("adapters", ()))
-    _, _, further = _split(_pairs(entry, "scheduler"))
+    further = _pairs(entry, "scheduler")
+    for option in map(_option, further):
+        if option in _NOBODYS:
+            fail(f"{name}: scheduler: {option}: {_NOT_HERE}", 2)
+        if option in _ONE_FOR_ALL:
+            fail(f"{name}: scheduler: {option}: one for all models: -S {option}=...", 2)
     executor = (*default_sampling(backend, given), *shared.executor, *_pairs(entry, "executor"))
     draft = entry.get("draft-model")
     return ModelLaunch(
@@ -204,13 +211,16 @@ def _pairs(entry: Mapping[str, Any], field: str) -> list[str]:
     return flags([f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in values])
 
 
+def _option(flag: str) -> str:
+    return flag.partition("=")[0].removeprefix("--")
+
+
 def _split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """A scheduler's flags by whose they are: the router's, everybody's, the models' schedulers' alone."""
     own, everybodys, models = list[str](), list[str](), list[str]()
     for flag in given:
-        name = flag.partition("=")[0].removeprefix("--")
-        if name in _NOBODYS:
-            fail(f"-S {name}: not with several models (docs/several-models.md)", 2)
+        if (name := _option(flag)) in _NOBODYS:
+            fail(f"-S {name}: {_NOT_HERE}", 2)
         (own if name in _ROUTERS else everybodys if name in _EVERYBODYS else models).append(flag)
     return own, everybodys, models
 
@@ -221,6 +231,6 @@ def _require_tokens(shared: ForAllModels, everybodys: Sequence[str]) -> None:
         if os.environ.get(f"PACELINE_SCHEDULER_{name}"):
             option = name.lower().replace("_", "-")
             fail(f"PACELINE_SCHEDULER_{name} is set, which the router does not read: give -S {option}=...", 2)
-    tokens = shared.token or any("token" in one.partition("=")[0] for one in everybodys)
+    tokens = shared.token or any("token" in _option(one) for one in everybodys)
     if not tokens and not is_loopback(f"{shared.host}:0"):
         fail(f"{shared.host} is not loopback: several models need tokens there (docs/security.md)", 2)
