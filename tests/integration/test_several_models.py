@@ -20,6 +20,7 @@ from paceline.channel import Link, Security, open_channel
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from tests.support.memory import family
 from tests.support.serve import Serve, gone, run, serving
 
 SIZES = {"a": 257, "team/b": 300, "c:1": 400}
@@ -186,22 +187,24 @@ def test_a_model_on_demand_is_loaded_by_the_first_requests_of_plain_stubs_which_
         assert len(processes(serve, "executor_service")) == len(SIZES)  # one load for all
 
 
+def ask(door: str, model: str) -> tuple[int, dict[str, Any]]:
+    """What the OpenAI API answers: the status, and the body."""
+    asked = {"prompt": "x", "max_tokens": 3, "temperature": 0, "logprobs": 1}
+    request = Request(f"{door}/completions", json.dumps(asked | ({"model": model} if model else {})).encode())
+    request.add_header("content-type", "application/json")
+    try:
+        with urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
 def test_the_openai_door_chooses_the_model_that_a_request_names(tmp_path: Path) -> None:
     models = file_of_models(tmp_path, **{"team/b": "on-demand: true"})
     with serving(tmp_path, str(models), "--openai", "0") as serve:
         (door,) = serve.wait_for(r"OpenAI API at (\S+)")
 
-        def ask(model: str) -> tuple[int, dict[str, Any]]:
-            asked = {"prompt": "x", "max_tokens": 3, "temperature": 0, "model": model, "logprobs": 1}
-            request = Request(f"{door}/completions", json.dumps(asked).encode())
-            request.add_header("content-type", "application/json")
-            try:
-                with urlopen(request, timeout=60) as answer:
-                    return answer.status, json.load(answer)
-            except HTTPError as error:
-                return error.code, json.load(error)
-
-        answers = {name: ask(name) for name in SIZES}
+        answers = {name: ask(door, name) for name in SIZES}
         assert {status for status, _ in answers.values()} == {200}
         assert [answer["model"] for _, answer in answers.values()] == list(SIZES)
         assert len({answer["system_fingerprint"] for _, answer in answers.values()}) == len(SIZES)
@@ -209,8 +212,35 @@ def test_the_openai_door_chooses_the_model_that_a_request_names(tmp_path: Path) 
             assert [one["id"] for one in json.load(answer)["data"]] == list(SIZES)
         with paceline.Client(serve.address) as client:
             assert client.models() == dict.fromkeys(SIZES, "serving")
-        status, refused = ask("nobody")
+        status, refused = ask(door, "nobody")
         assert (status, refused["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_openai_door_serves_the_others_while_the_first_model_is_gone(tmp_path: Path) -> None:
+    models, script = tmp_path / "models.yaml", tmp_path / "script.txt"
+    first = f"{{name: first, backend: script, executor: {{script: {script}}}}}"
+    models.write_text(f"models: [{first}, {{name: b, executor: {{vocab-size: 300}}}}]\n")
+    script.write_text('{"pattern": ".", "text": "hello"}\n')
+    with serving(tmp_path, str(models), "--openai", "0") as serve:
+        (door,) = serve.wait_for(r"OpenAI API at (\S+)")
+        assert [ask(door, name)[0] for name in ("", "first", "b")] == [200, 200, 200]
+        script.unlink()
+        [executor] = [
+            pid
+            for pid in family(serve.process.pid)
+            if b"--backend\0script\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(executor, signal.SIGKILL)
+        serve.wait_for("model first has failed")
+        status, answer = ask(door, "b")
+        assert (status, answer["model"]) == (200, "b"), answer
+        status, answer = ask(door, "")
+        assert (status, "model first: failed" in answer["error"]["message"]) == (503, True), answer
+        with urlopen(f"{door}/models", timeout=60) as listed:
+            assert {one["id"]: one.get("state") for one in json.load(listed)["data"]} == {
+                "b": None,
+                "first": "failed",
+            }
 
 
 def test_one_token_is_demanded_for_all_models(tmp_path: Path) -> None:

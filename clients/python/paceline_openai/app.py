@@ -129,10 +129,11 @@ class Gateway:
         caller = await self._callers.identify(exchange.header(b"authorization"))
         body: Mapping[str, Any] = {}
         values: Mapping[str, Any] = {}
+        info, chosen = caller.info, dict[str, str]()
         if endpoint.table is not None:
             body = await self._body(exchange, caller)
             values = endpoint.table.read(body)
-        info, chosen = await self._model(caller, exchange, values)
+            info, chosen = await self._model(caller, exchange, values)
         call = Call(
             exchange,
             self._client.view(caller.token, _passed_on(exchange) | chosen),
@@ -154,16 +155,17 @@ class Gateway:
         Only an address of several models knows others than the caller's, and only they are asked for.
         """
         named: str = values.get("model") or ""
+        if not named.isascii() or not named.isprintable() or len(named) > _MAX_NAME:
+            named = ""  # the call will tell
         own = ("", self._model_name, caller.info.name, *(one.name for one in caller.info.adapters))
-        if named in own or not named.isascii() or not named.isprintable() or len(named) > _MAX_NAME:
+        if named in own and not caller.model:
             return caller.info, {}
-        chosen = {MODEL_KEY: named}
-        view = self._client.view(caller.token, chosen)
+        chosen = {MODEL_KEY: named} if named else {}
         try:
-            info = await view.model_info(timeout_s=_deadline_s(exchange))
+            view = self._client.view(caller.token, chosen)
+            return await view.model_info(timeout_s=_deadline_s(exchange)), chosen
         except errors.NotFound:  # an adapter that was loaded a moment ago, or nothing: the call will tell
             return caller.info, {}
-        return (info, chosen) if info.name == named else (caller.info, {})
 
     async def _body(self, exchange: Exchange, caller: Caller) -> dict[str, Any]:
         kind = exchange.header(b"content-type").partition(";")[0].strip().lower()

@@ -12,6 +12,7 @@ from http import HTTPStatus
 import grpc
 from paceline import ModelInfo, errors
 from paceline.aio import Client
+from paceline.failover import MODEL_KEY
 
 from paceline_openai.refusals import Refusal, from_error
 
@@ -21,7 +22,11 @@ _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_KEPT = 4096
 _MAX_ASKED = 256
 """Keys that are being asked about at once; callers with further ones are refused."""
-_TIMEOUT_S = 5.0
+_PATIENCE_S, _TIMEOUT_S = 1.0, 5.0
+"""For an answer of the first model, after which another one is asked if there is any; and for each other."""
+_SILENT_S = 5.0
+"""For so long the first model is not asked again that has not answered: one that has frozen is told to serve
+until that is noticed."""
 _FAILOVER_S = 30.0
 """For so long schedulers that are not there are asked again, as calls that generate are."""
 _AGAIN_S = 0.2
@@ -35,6 +40,7 @@ class Caller:
     token: str
     digest: bytes  # SHA-256 of the key: whose share of budgets a request takes
     info: ModelInfo
+    model: str  # whose `info` that is; "": of the one that calls mean which name none
 
     @property
     def name(self) -> str:
@@ -48,12 +54,17 @@ class Caller:
 
 
 class Callers:
-    """Asks the schedulers who has a key, by GetModelInfo, and keeps each answer for KEPT_S."""
+    """Asks the schedulers who has a key, by GetModelInfo, and keeps each answer for KEPT_S.
+
+    Of several models at an address the first one is asked, and while it isn't there, another one that serves.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._known: OrderedDict[bytes, tuple[float, asyncio.Task[ModelInfo]]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[float, asyncio.Task[tuple[ModelInfo, str]]]] = OrderedDict()
         self._asked = 0
+        self._is_away = False  # the first model, when it was asked last
+        self._silent_until = 0.0  # until then it is not asked, even if it is told to serve
 
     async def identify(self, authorization: str) -> Caller:
         """The caller of a request with this header. Raises Refusal (401, 403, 503)."""
@@ -71,23 +82,40 @@ class Callers:
             while len(self._known) > _MAX_KEPT:
                 self._known.popitem(last=False)
         try:
-            return Caller(token, digest, await asyncio.shield(asking))
+            return Caller(token, digest, *await asyncio.shield(asking))
         except errors.PacelineError as error:
             raise from_error(error) from None
 
-    async def _ask(self, token: str) -> ModelInfo:
+    async def _ask(self, token: str) -> tuple[ModelInfo, str]:
+        """What a model says, of itself and of who has the key; and its name, "" of the first model."""
         self._asked += 1
         until = time.monotonic() + _FAILOVER_S
         try:
             while True:
                 try:
-                    return await self._client.view(token).model_info(timeout_s=_TIMEOUT_S)
+                    name, limit_s = "", _PATIENCE_S
+                    if self._is_away:
+                        name, limit_s = await self._another(token), _TIMEOUT_S
+                    view = self._client.view(token, {MODEL_KEY: name} if name else {})
+                    info = await view.model_info(timeout_s=limit_s)
                 except (errors.RetryLater, errors.DeadlineExceeded) as error:
+                    self._is_away, self._silent_until = True, time.monotonic() + _SILENT_S
                     if error.code not in _NOT_THERE or time.monotonic() > until:
                         raise
+                else:
+                    self._is_away = bool(name)
+                    return info, name
                 await asyncio.sleep(_AGAIN_S)
         finally:
             self._asked -= 1
+
+    async def _another(self, token: str) -> str:
+        """The name of a model that serves; "": the first one, or none. Raises `paceline.errors`."""
+        states = await self._client.view(token).models(timeout_s=_TIMEOUT_S)
+        first, *others = states
+        if states[first] == "serving" and time.monotonic() >= self._silent_until:
+            return ""
+        return next((name for name in others if states[name] == "serving"), "")
 
 
 def token_of(authorization: str) -> str:
