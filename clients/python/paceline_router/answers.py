@@ -12,9 +12,8 @@ from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.audit import Audit
 from service_kit.credentials import Credentials
-from service_kit.status import rich_status
 
-from paceline_router.calls import CallEndError, Own, RoutedCalls, try_again
+from paceline_router.calls import Own, RoutedCalls, refusal, try_again
 from paceline_router.models import ModelState, RoutedModel, RoutedModels
 from paceline_router.supervisor_connection import SupervisorConnection
 
@@ -88,12 +87,16 @@ class RouterAnswers:
         unloaded = await self._supervisor.put_away(self._administered(request.model, "UnloadModel", context))
         await context.write(admin_pb2.UnloadModelResponse(unloaded=unloaded).SerializeToString())
 
+    def refused(self, context: _Context, method: str, code: grpc.StatusCode, reason: str) -> None:
+        """Record a call that was refused here."""
+        self._audit.failed(self._credentials.identify(context).name, method, code, reason)
+
     def _administered(self, name: str, method: str, context: _Context) -> str:
         """The name of the model that an administrator means. Raises CallEndError, UnknownModelError."""
         caller = self._credentials.identify(context)
         if not caller.admin:
-            text, code = f"{caller.name} is no administrator", grpc.StatusCode.PERMISSION_DENIED
-            raise CallEndError(rich_status(code, text, reason="PERMISSION"))
+            text = f"{caller.name} is no administrator"
+            raise refusal(text, "PERMISSION", grpc.StatusCode.PERMISSION_DENIED)
         self._audit.administered(caller.name, method)
         return self._supervisor.models.meant(name, "").name
 

@@ -28,6 +28,8 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Own: TypeAlias = Callable[[Any, _Context], Awaitable[None]]
 """Answers a call here: it gets the request, and writes messages."""
+Refused: TypeAlias = Callable[[_Context, str, grpc.StatusCode, str], None]
+"""Called with each call that is refused here, its method's path, and the code and reason."""
 
 MAX_CALLS = 1280
 """Live calls of one model, also those that wait for its load: as many as a scheduler runs and queues by
@@ -48,8 +50,8 @@ class CallEnd(grpc.Status):
 class RoutedCalls(grpc.GenericRpcHandler):
     """Handles all methods of a scheduler. `own`: by path, those that are answered here."""
 
-    def __init__(self, supervisor: SupervisorConnection, own: Mapping[str, Own]) -> None:
-        self._supervisor, self._own = supervisor, own
+    def __init__(self, supervisor: SupervisorConnection, own: Mapping[str, Own], refused: Refused) -> None:
+        self._supervisor, self._own, self._refused = supervisor, own, refused
         self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
         self._live: Counter[str] = Counter()  # calls by model
@@ -70,19 +72,20 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 await self._handle(method, request_type, context)
                 return
             except CallEndError as error:
-                status: grpc.Status = error.status
+                end = error
             except UnknownModelError as error:
-                status = rich_status(_Code.NOT_FOUND, str(error), reason="MODEL_NOT_FOUND", field="model")
+                end = refusal(str(error), "MODEL_NOT_FOUND", _Code.NOT_FOUND, field="model")
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
                 if client_has_left(error) or context.cancelled() or context.done():
                     raise asyncio.CancelledError from None
                 log.error("a call could not be passed on", error, method=method)
-                text = "internal error; the router's log has more"
-                status = rich_status(_Code.INTERNAL, text, reason="INTERNAL")
-            ending = end_call(context, status)
-            del context, status  # see end_call
+                end = refusal("internal error; the router's log has more", "INTERNAL", _Code.INTERNAL)
+            if end.reason:
+                self._refused(context, method, end.status.code, end.reason)
+            ending = end_call(context, end.status)
+            del context, end  # see end_call
             await ending
 
         return grpc.stream_stream_rpc_method_handler(handle)
@@ -118,9 +121,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         data = await context.read()
         if data is grpc.aio.EOF:
             text = "request: is missing"
-            raise CallEndError(
-                rich_status(_Code.INVALID_ARGUMENT, text, reason="INVALID_REQUEST", field="request")
-            )
+            raise refusal(text, "INVALID_REQUEST", _Code.INVALID_ARGUMENT, field="request")
         if not self._supervisor.models.version:
             raise try_again("the models are not known yet", "NOT_READY")
         field = ""
@@ -216,16 +217,21 @@ class RoutedCalls(grpc.GenericRpcHandler):
 
 
 class CallEndError(Exception):
-    """Ends a call with a status."""
+    """Ends a call with a status. `reason`: why it is refused here; "": a scheduler has ended it."""
 
-    def __init__(self, status: grpc.Status) -> None:
+    def __init__(self, status: grpc.Status, reason: str = "") -> None:
         super().__init__(status.details)
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 def try_again(text: str, reason: str, code: grpc.StatusCode = _Code.UNAVAILABLE) -> CallEndError:
     """What ends a call that may succeed in a second."""
-    return CallEndError(rich_status(code, text, reason=reason, retry_after_s=_RETRY_S))
+    return refusal(text, reason, code, retry_after_s=_RETRY_S)
+
+
+def refusal(text: str, reason: str, code: grpc.StatusCode, **details: Any) -> CallEndError:
+    """What ends a call here. `details`: of `rich_status`."""
+    return CallEndError(rich_status(code, text, reason=reason, **details), reason)
 
 
 def _not_serving(model: RoutedModel) -> CallEndError:

@@ -106,7 +106,7 @@ class RouterServer:
         self.audit = Audit(contracts, self.metrics.call_failed)
         self._supervisor = SupervisorConnection(settings.supervisor, self._told)
         answers = RouterAnswers(self._supervisor, settings.credentials, self.audit)
-        self._calls = answers.calls = RoutedCalls(self._supervisor, answers.methods)
+        self._calls = answers.calls = RoutedCalls(self._supervisor, answers.methods, answers.refused)
         self.metrics.live = self._calls.live
         options = dict(server_options(Link.PUBLIC)) | {
             "grpc.max_receive_message_length": RECEIVE_BYTES,

@@ -13,9 +13,11 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from paceline.channel import Link, open_aio_channel
+from paceline.channel import Link, Security, open_aio_channel
 from paceline.failover import MODEL_KEY
+from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
+from paceline.scheduler.v1.admin_pb2_grpc import AdminServiceStub
 from paceline.scheduler.v1.scheduler_pb2_grpc import (
     SchedulerServiceServicer,
     SchedulerServiceStub,
@@ -24,6 +26,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import (
 from paceline_router.calls import MAX_CALLS
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 from paceline_router.server import RouterServer, RouterSettings
+from service_kit.identity import token_hash
 from service_kit.process import Shutdown
 
 LIMIT_S = 30.0
@@ -61,12 +64,13 @@ class FakeScheduler(SchedulerServiceServicer):
 class Routed:
     """A router, and the other end of its socket to `serve`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self._directory, self._version = directory, 0
         self._connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-        self.server = RouterServer(RouterSettings(supervisor=directory / "supervisor"))
+        self.server = RouterServer(RouterSettings(supervisor=directory / "supervisor", **settings))
         self._servers = [self.server.server]
-        self.stub = SchedulerServiceStub(open_aio_channel(f"unix:{directory}/router", Link.PUBLIC))
+        self.channel = open_aio_channel(f"unix:{directory}/router", Link.PUBLIC)
+        self.stub = SchedulerServiceStub(self.channel)
 
     async def start(self) -> None:
         """Take calls, and follow the models."""
@@ -218,3 +222,37 @@ async def test_calls_that_wait_for_one_model_keep_none_from_waiting_for_another(
     assert (await other).request_id == "y"
     for call in flood:
         call.cancel()
+
+
+def refused_calls(routed: Routed) -> dict[tuple[str, str], float]:
+    """As they are scraped: by method and reason."""
+    samples = [sample for metric in routed.server.metrics.collect() for sample in metric.samples]
+    found = [sample for sample in samples if sample.name == "paceline_router_refused_calls_total"]
+    return {(sample.labels["method"], sample.labels["reason"]): sample.value for sample in found}
+
+
+async def test_what_the_router_refuses_itself_is_counted_and_what_a_scheduler_refuses_is_not(
+    routed: Routed,
+) -> None:
+    serving, _ = await routed.scheduler("m")
+    await routed.tell(serving, RoutedModel("failed", ModelState.FAILED, may_load=False))
+    codes = [await routed.stub.Score(pb.ScoreRequest(model=name)).code() for name in ("nobody", "failed")]
+    codes.append(await routed.stub.Embed(pb.EmbedRequest(model="m")).code())  # which it does not have
+    assert codes == [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED]
+    assert refused_calls(routed) == {("Score", "MODEL_NOT_FOUND"): 1, ("Score", "NOT_READY"): 1}
+
+
+async def test_an_attempt_to_load_a_model_without_the_right_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(f"- {{name: bob, sha256: {token_hash('sesame')}}}\n")
+    (tmp_path / "t.yaml").chmod(0o600)
+    routed = Routed(tmp_path, tokens_file=tmp_path / "t.yaml")
+    await routed.start()
+    try:
+        await routed.tell(RoutedModel("m", ModelState.AVAILABLE))
+        call = AdminServiceStub(routed.channel).LoadModel(
+            admin_pb2.LoadModelRequest(model="m"), metadata=Security(token="sesame").metadata, timeout=LIMIT_S
+        )
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert refused_calls(routed) == {("LoadModel", "PERMISSION"): 1}
+    finally:
+        await routed.stop()
