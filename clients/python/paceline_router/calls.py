@@ -85,7 +85,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
             if end.reason:
                 self._refused(context, method, end.status.code, end.reason)
             ending = end_call(context, end.status)
-            del context, end  # see end_call
+            del _unread, context, end  # see end_call
             await ending
 
         return grpc.stream_stream_rpc_method_handler(handle)

@@ -29,6 +29,8 @@ from paceline_router.server import RouterServer, RouterSettings
 from service_kit.identity import token_hash
 from service_kit.process import Shutdown
 
+from tests.unit.service.test_refused_calls import uncollected
+
 LIMIT_S = 30.0
 """For what must happen; a test that passes never waits for it."""
 
@@ -256,3 +258,17 @@ async def test_an_attempt_to_load_a_model_without_the_right_is_recorded(tmp_path
         assert refused_calls(routed) == {("LoadModel", "PERMISSION"): 1}
     finally:
         await routed.stop()
+
+
+@pytest.mark.parametrize("name", ["nobody", "failed"])
+async def test_a_refused_call_leaves_nothing_to_the_garbage_collector(routed: Routed, name: str) -> None:
+    await routed.tell(RoutedModel("failed", ModelState.FAILED, may_load=False))
+    await routed.stub.Score(pb.ScoreRequest(model=name)).code()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            assert await routed.stub.Score(pb.ScoreRequest(model=name)).code() is not grpc.StatusCode.OK
+        assert uncollected("RPCState") == 0
+    finally:
+        gc.enable()
