@@ -172,9 +172,13 @@ def test_a_field_is_set_in_all_calls_that_have_it_and_in_no_other() -> None:
     none = Address(0)
     norm, largest = NormRows(1, none, 3, none, none, 3, 3, 0.5, add=False), TakeLargest(1, 9, none, none)
     table = CallTable([norm, largest, norm])
-    table.field("n").set([[5], [6]])
-    table.field("vocabulary").set(8)
-    table.field("rows").set(2)
+    n = table.field("n")
+    n.set([7])
+    n.set_each(np.array([[5], [6]]))
+    n.set([7])
+    n.set_each(np.array([[5], [6]]))
+    table.field("vocabulary").set([8])
+    table.field("rows").set([2])
     expected = [
         norm._replace(rows=2, n=5),
         largest._replace(rows=2, vocabulary=8),

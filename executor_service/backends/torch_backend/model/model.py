@@ -122,10 +122,12 @@ class Model:
     ) -> torch.Tensor:
         """The final hidden states [states, hidden] of the tokens that `states` names, after the norm.
 
-        tokens [tokens] and what `prepare` made of their batch; states [states]; int64, or int32 on CUDA.
+        tokens [tokens] and what `prepare` made of their batch; states [states], in ascending order; int64, or
+        int32 on CUDA.
         `changes`: what adapters change for these tokens. `attend`: in place of the kernels' attention.
         """
-        return self.final(self.residual(tokens, prepared, caches, changes, attend)[states])
+        residual = self.residual(tokens, prepared, caches, changes, attend)
+        return self.final(residual if len(states) == len(tokens) else residual[states])
 
     def residual(
         self,

@@ -125,12 +125,12 @@ class CpuRecordedBlocks:
         """x [tokens, hidden] through all blocks. The result is valid until the next call."""
         result = self._buffers[0][: len(x)]
         result.copy_(x)
-        self._rows.set(len(x))
+        self._rows.set([len(x)])
         self._places.set(prepared.places)
         self._items.set(prepared.items)
         self._groups.set(NO_GROUPS if changes is None else changes.groups)
         if caches is not self._caches:
-            self._pages.set(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
+            self._pages.set_each(np.repeat([Pages.of(cache) for cache in caches], 2, axis=0))
             self._caches = caches
         self._pool.run_table(self._table)
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from executor_service.backends.torch_backend.cpu.primitives.records import (
     Record,
@@ -26,10 +26,16 @@ class Field:
     def __init__(self, words: NDArray[np.int64], places: NDArray[np.intp]) -> None:
         """`places` [calls, words of the field] in all words of the table."""
         self._words, self._places = words, places
+        self._last: Sequence[int] | None = None  # what `set` wrote into all calls
 
-    def set(self, values: ArrayLike) -> None:
-        """Write words: [words of the field], or [calls, words of the field]."""
-        self._words[self._places] = values
+    def set(self, words: Sequence[int]) -> None:
+        """Write the words of the field, the same into all calls."""
+        if words != self._last:  # most steps have as many rows as the one before
+            self._words[self._places] = self._last = words
+
+    def set_each(self, words: NDArray[np.int64]) -> None:
+        """Write the words [calls, words of the field] of each call."""
+        self._words[self._places], self._last = words, None
 
 
 class CallTable:
