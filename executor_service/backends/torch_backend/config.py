@@ -19,7 +19,7 @@ DTYPES = {
     "fp8": torch.bfloat16,  # dtype of all but the linear layers
 }
 """Values of `--dtype`, and the dtype that activations have with each."""
-_VERSIONS = {BLOCKS: 2, "float32": 2, "int8": 2}
+_VERSIONS = {BLOCKS: 1}
 """Of a dtype's arithmetic, where bits of results have changed since its first release, or may change."""
 KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """Values of `--kv-dtype`, and the dtype of keys and values; None: what the kernels have without it."""

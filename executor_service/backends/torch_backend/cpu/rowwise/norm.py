@@ -12,7 +12,7 @@ from executor_service.backends.torch_backend.cpu.primitives.kernel import (
     count_row_chunks,
     rows_of_chunk,
 )
-from executor_service.backends.torch_backend.cpu.primitives.memory import floats
+from executor_service.backends.torch_backend.cpu.primitives.memory import floats, matrix
 from executor_service.backends.torch_backend.cpu.primitives.records import Address, reader
 from executor_service.backends.torch_backend.cpu.primitives.vector_math import inverse_norm
 
@@ -42,18 +42,17 @@ def _count_chunks(record: int) -> int:
 @njit(nogil=True)
 def _compute_chunk(record: int, chunk: int) -> None:
     call = _read(record)
+    x = matrix(call.x, call.rows, call.x_stride)[:, : call.n]
+    out = matrix(call.out, call.rows, call.out_stride)[:, : call.n]
     weight = floats(call.weight, call.n)
     for r in rows_of_chunk(call.rows, chunk):
-        # Arrays of their own: a part of a matrix has a stride in place of 1, so its loops are not vectorized.
-        x = floats(call.x + 4 * r * call.x_stride, call.n)
-        out = floats(call.out + 4 * r * call.out_stride, call.n)
-        scale = inverse_norm(x, np.float32(call.eps))
+        scale = inverse_norm(x[r], np.float32(call.eps))
         if call.add:
             for i in range(call.n):
-                out[i] += x[i] * weight[i] * scale
+                out[r, i] += x[r, i] * weight[i] * scale
         else:
             for i in range(call.n):
-                out[i] = x[i] * weight[i] * scale
+                out[r, i] = x[r, i] * weight[i] * scale
 
 
 NORM_ROWS = Kernel(NormRows, _count_chunks, _compute_chunk)
