@@ -36,7 +36,9 @@ class TilePipeline:
     stages: int
     merge_stages: int = 1
     merge_columns: int = 32  # of a head, merged at once
-    registers: int = 0  # see `Launch`; for q and pages of 16 bits, and heads that are not wide
+    registers: int = (
+        0  # see `Launch`; for q and pages of 16 bits, heads that are not wide, and without `ahead`
+    )
     ahead_stages: int = 0  # 0: pages are never looked up ahead
     ahead_bytes: int = 8192  # as tile_bytes
     ahead: bool = False
@@ -50,7 +52,9 @@ class TilePipeline:
         bounded = number_bytes == 2 and columns <= _FEW_COLUMNS and not converted
         how = self if bounded else replace(self, registers=0)
         if plain and columns == _FEW_COLUMNS and number_bytes == 2 and self.ahead_stages:
-            return replace(how, tile_bytes=self.ahead_bytes, stages=self.ahead_stages, ahead=True)
+            return replace(
+                self, tile_bytes=self.ahead_bytes, stages=self.ahead_stages, ahead=True, registers=0
+            )
         if columns > _FEW_COLUMNS:
             how = replace(how, merge_stages=1)
         if self.tile_bytes < MIN_SIDE * columns * number_bytes:
@@ -77,10 +81,20 @@ class Pipelines:
 
 _PIPELINES = (  # by KiB of shared memory
     # Compute capability 9.0 and 10.0. Of 61 pipelines measured on an H200, the one ahead is the fastest.
+    # Without a bound the others spill two registers, for a fourth program that shared memory has no room for.
     (
         228,
         Pipelines(
-            TilePipeline(8192, 4, 9, merge_stages=4, merge_columns=128, ahead_stages=3, ahead_bytes=16384),
+            TilePipeline(
+                8192,
+                4,
+                9,
+                merge_stages=4,
+                merge_columns=128,
+                registers=168,
+                ahead_stages=3,
+                ahead_bytes=16384,
+            ),
             TilePipeline(16384, 8, 7),
         ),
     ),
