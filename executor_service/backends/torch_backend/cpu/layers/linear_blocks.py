@@ -177,8 +177,8 @@ def _pack_some(parts: Sequence[ScaledNumbers], layout: Layout, panels: torch.Ten
         codes.copy_(unsigned[:, :, 0::2] | unsigned[:, :, 1::2] << 4)
     else:
         codes.copy_(steps.view(torch.uint8))
-    scales, minima = _scales_of(panels, layout)
-    scales.copy_(
+    scales, minima = _scales_of(panels.numpy(), layout)
+    torch.from_numpy(scales).copy_(
         padded([_by_group(part, part.scales, layout) for part in parts])
         .view(count, LANES, blocks, -1)
         .permute(0, 2, 3, 1)
@@ -186,7 +186,7 @@ def _pack_some(parts: Sequence[ScaledNumbers], layout: Layout, panels: torch.Ten
     if minima is not None:
         found = [torch.zeros_like(part.scales) if part.minima is None else part.minima for part in parts]
         wanted = padded([_by_group(part, one, layout) for part, one in zip(parts, found, strict=True)])
-        minima.copy_(wanted.view(count, LANES, blocks, -1).permute(0, 2, 3, 1))
+        torch.from_numpy(minima).copy_(wanted.view(count, LANES, blocks, -1).permute(0, 2, 3, 1))
 
 
 def _by_group(part: ScaledNumbers, values: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -195,14 +195,8 @@ def _by_group(part: ScaledNumbers, values: torch.Tensor, layout: Layout) -> torc
     return values if len(groups) == values.shape[1] else values[:, groups]
 
 
-def _scales_of(panels: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _scales_of(panels: Bytes, layout: Layout) -> tuple[Scales, Scales | None]:
     """Views of the scales [panels, blocks, groups, 16], and of the minima if any, in their dtype."""
-    scales, minima = _numpy_scales_of(panels.numpy(), layout)
-    return torch.from_numpy(scales), None if minima is None else torch.from_numpy(minima)
-
-
-def _numpy_scales_of(panels: Bytes, layout: Layout) -> tuple[Scales, Scales | None]:
-    """The same of an array."""
     dtype: type[np.floating] = np.float32 if layout.wide else np.float16
     begin, size = layout.codes_bytes, layout.scales_bytes
 
@@ -227,7 +221,7 @@ def unpack_rows(panels: torch.Tensor, layout: Layout, ids: torch.Tensor) -> torc
         numbers = steps.view(np.int8) - np.int8(0 if layout.minima else OFFSET)
     else:
         numbers = codes.reshape(*some.shape[:2], -1).view(np.int8)
-    scales, minima = _numpy_scales_of(some, layout)
+    scales, minima = _scales_of(some, layout)
     of_groups = numbers.reshape(*some.shape[:2], layout.groups, layout.group).astype(np.float32)
     of_groups *= scales[each, :, :, lanes, None]
     if minima is not None:

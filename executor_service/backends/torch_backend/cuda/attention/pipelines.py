@@ -36,9 +36,7 @@ class TilePipeline:
     stages: int
     merge_stages: int = 1
     merge_columns: int = 32  # of a head, merged at once
-    registers: int = (
-        0  # see `Launch`; for q and pages of 16 bits, heads that are not wide, and without `ahead`
-    )
+    registers: int = 0  # see `Launch`; for q and pages of 16 bits, heads that are not wide, no `ahead`
     ahead_stages: int = 0  # 0: pages are never looked up ahead
     ahead_bytes: int = 8192  # as tile_bytes
     ahead: bool = False
@@ -49,12 +47,12 @@ class TilePipeline:
         What is larger takes more registers and shared memory: it has fewer buffers, and more warps. `plain`:
         without a window, over pages in q's dtype; `converted`: over pages of 8 bits.
         """
-        bounded = number_bytes == 2 and columns <= _FEW_COLUMNS and not converted
-        how = self if bounded else replace(self, registers=0)
         if plain and columns == _FEW_COLUMNS and number_bytes == 2 and self.ahead_stages:
             return replace(
                 self, tile_bytes=self.ahead_bytes, stages=self.ahead_stages, ahead=True, registers=0
             )
+        bounded = number_bytes == 2 and columns <= _FEW_COLUMNS and not converted
+        how = self if bounded else replace(self, registers=0)
         if columns > _FEW_COLUMNS:
             how = replace(how, merge_stages=1)
         if self.tile_bytes < MIN_SIDE * columns * number_bytes:
