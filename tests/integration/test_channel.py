@@ -282,3 +282,44 @@ async def test_mutual_tls_and_a_token_let_in_only_who_has_both(tmp_path: Path, c
             await ask(Security(token="secret"))
     finally:
         process.kill()
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not(
+    tmp_path: Path,
+) -> None:
+    names = [tmp_path / name for name in ("ca.pem", "server.pem", "server.key")]
+
+    def renew() -> Security:
+        """Another authority, and a certificate of it; the former authority does not know it."""
+        authority = trustme.CA()
+        pair = authority.issue_cert("127.0.0.1")
+        new = authority.cert_pem, pair.cert_chain_pems[0], pair.private_key_pem
+        for path, pem in zip(names, new, strict=True):
+            pem.write_to_path(str(path))
+        copy = tmp_path / f"{len(list(tmp_path.iterdir()))}.pem"
+        copy.write_bytes(names[0].read_bytes())
+        return Security(copy)
+
+    first = renew()
+    arguments = ["--backend", "oracle", "--tls-cert", str(names[1]), "--tls-key", str(names[2])]
+    process = executor(*arguments, directory=tmp_path / "executor")
+    try:
+
+        async def epoch(security: Security) -> int:
+            async with aio.ExecutorClient(process.address, security=security) as client:
+                return (await client.get_status(timeout_s=10)).epoch
+
+        async with aio.ExecutorClient(process.address, security=first) as connected:
+            epochs = [(await connected.get_status(timeout_s=10)).epoch, await epoch(first)]
+            second = renew()
+            epochs.append(await epoch(second))
+            with pytest.raises(errors.Unavailable):
+                await epoch(first)
+            trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(str(names[2]))
+            epochs += [await epoch(second), (await connected.get_status(timeout_s=10)).epoch]
+            names[1].unlink()
+            epochs.append(await epoch(second))
+            epochs.append(await epoch(renew()))
+        assert len(set(epochs)) == 1
+    finally:
+        process.kill()

@@ -1,4 +1,4 @@
-"""Reads small files that a user names: secrets, certificates, settings.
+"""Reads small files that a user names: secrets, certificates, settings. Tells when one has changed.
 
 A pipe without a writer or a device would hang a start, or fill the memory; a directory gives an odd error.
 """
@@ -28,6 +28,18 @@ def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"has more than {max_bytes} bytes", str(path))
     return content
+
+
+FileStamp = tuple[int, ...]
+
+
+def stamp(path: Path) -> FileStamp | None:
+    """Values that change when the file does; None if they can't be read."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def others_may_read(path: Path) -> bool:

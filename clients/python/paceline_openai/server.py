@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from paceline.bounded_files import FileStamp, stamp
 from service_kit.logs import Log
 from uvicorn.server import ServerState
 
@@ -95,10 +95,10 @@ class Server:
     async def _renew(self, cert: Path, key: Path) -> None:
         """Read the files again when they have changed; new connections get what they have then."""
         assert self._tls is not None
-        known = _stats(cert, key)
+        known = _stamps(cert, key)
         while True:
             await asyncio.sleep(_CERTIFICATE_POLL_S)
-            found = _stats(cert, key)
+            found = _stamps(cert, key)
             if found == known or None in found:
                 continue
             known = found
@@ -118,16 +118,8 @@ def _tls(cert: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _stats(*files: Path) -> list[tuple[int, int, int] | None]:
-    found: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            stat = os.stat(file)
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return found
+def _stamps(*files: Path) -> list[FileStamp | None]:
+    return [stamp(file) for file in files]
 
 
 def _socket(host: str, port: int) -> socket.socket:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from paceline.bounded_files import read_bounded
+from paceline.bounded_files import FileStamp, read_bounded, stamp
 from paceline.channel import Security
 from paceline.tls_files import read_certificates, read_key_pair
 
+from service_kit.logs import Log
 from service_kit.secrets import check_token
+
+log = Log(__name__)
 
 MAX_TOKEN_FILE_BYTES = 8192
 
@@ -20,8 +23,9 @@ MAX_TOKEN_FILE_BYTES = 8192
 class ServerSecurity:
     """A service's TLS files. Without any, the port is plaintext.
 
-    With `client_ca_file` every caller must send a certificate of that authority (mutual TLS). Raises
-    ValueError for a combination that can't work.
+    With `client_ca_file` every caller must send a certificate of that authority (mutual TLS). Files that
+    change are read again: new connections get what they have then. Raises ValueError for a combination that
+    can't work.
     """
 
     cert_file: Path | None = None
@@ -36,24 +40,54 @@ class ServerSecurity:
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
         """Open the port; returns its number. Raises RuntimeError if it is in use, OSError for a file."""
-        credentials = self._credentials()
-        if credentials is None:
+        if self.cert_file is None:
             return server.add_insecure_port(address)
+        certificates = _Certificates(self)
+        credentials = grpc.dynamic_ssl_server_credentials(
+            certificates.read(),
+            certificates.changed,  # type: ignore[arg-type]  # None, which the stubs lack, is no change
+            require_client_authentication=self.client_ca_file is not None,
+        )
         return server.add_secure_port(address, credentials)
 
     def check_files(self) -> None:
         """Raises OSError, with `filename`, if a file can't be read or is not a certificate or key in PEM."""
-        self._credentials()
+        if self.cert_file is not None:
+            _Certificates(self).read()
 
-    def _credentials(self) -> grpc.ServerCredentials | None:
-        if self.cert_file is None or self.key_file is None:
+
+class _Certificates:
+    """The files of a port. gRPC calls `changed` from its own threads, before each handshake."""
+
+    def __init__(self, security: ServerSecurity) -> None:
+        assert security.cert_file is not None
+        assert security.key_file is not None
+        self._pair, self._authority = (security.cert_file, security.key_file), security.client_ca_file
+        self._known = self._stamps()
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """Raises OSError, with `filename`."""
+        chain, key = read_key_pair(*self._pair)
+        authority = read_certificates(self._authority) if self._authority else None
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authority)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """What the files have now, once they have changed. A pair that does not fit is not taken."""
+        stamps = self._stamps()
+        if stamps == self._known:
             return None
-        chain, key = read_key_pair(self.cert_file, self.key_file)
-        return grpc.ssl_server_credentials(
-            [(key, chain)],
-            root_certificates=read_certificates(self.client_ca_file) if self.client_ca_file else None,
-            require_client_auth=self.client_ca_file is not None,
-        )
+        self._known = stamps
+        try:
+            read = self.read()
+        except OSError as error:
+            detail = f"{error.filename}: {error.strerror}"
+            log.error("the certificate is broken; the one before is still used", detail=detail)
+            return None
+        log.info("the certificate was read again", file=str(self._pair[0]))
+        return read
+
+    def _stamps(self) -> tuple[FileStamp | None, ...]:
+        return tuple(stamp(path) for path in (*self._pair, self._authority) if path is not None)
 
 
 def check_tls_files(security: Security | ServerSecurity) -> None:
