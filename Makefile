@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
+.PHONY: help references demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,7 @@ lint: $(STAMP) ## Style, types, import arrows, contract
 	$(BIN)/lint-imports
 	.ci/check-protos $(BIN)
 	$(BIN)/python .ci/blocking-clients --check
+	$(BIN)/python .ci/references --check
 	$(BIN)/python .ci/count
 
 kernels: $(SERVING) ## Compile all CPU kernels into the cache, which takes a minute of one core
@@ -93,6 +94,9 @@ protos: $(STAMP) ## Write the Python stubs anew (STUBS=directory)
 	@mkdir -p $(STUBS)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(STUBS) \
 		--grpc_python_out=$(STUBS) --mypy_out=$(STUBS) --mypy_grpc_out=$(STUBS) $(PROTOS)
+
+references: $(STAMP) ## Write docs/reference anew, from the code
+	$(BIN)/python .ci/references
 
 blocking: $(STAMP) ## Write the blocking Python clients anew, from the asyncio ones
 	$(BIN)/python .ci/blocking-clients
