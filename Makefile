@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help references demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
+.PHONY: help recording references demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ check-alerts: ## Check the alert rules, and run their unit tests: needs promtool
 docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -b html docs build/docs
+
+recording: $(STAMP) $(MODEL) ## Draw examples/kill_nine.py as it runs here into docs/pictures: needs npx
+	PATH="$(abspath $(BIN)):$$PATH" .ci/record docs/pictures/kill-nine.svg python examples/kill_nine.py
 
 bench: $(STAMP) $(MODEL) ## Measure the default model on this machine (ARGS="-c 1,8,32" ...)
 	@$(BIN)/paceline bench --serve torch $(ARGS)
