@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline import Security, errors
 from paceline.aio import Client
-from paceline.channel import is_loopback
+from paceline.channel import Link, is_loopback, open_aio_channel
 from service_kit import logs
 from service_kit.process import Shutdown, limit_collections, new_event_loop, write_port_file
 
@@ -22,7 +24,7 @@ log = logs.Log(__name__)
 _USAGE = 2
 _PROBE_TIMEOUT_S = 5.0
 _PROBE_WAIT_S = 0.5
-_PROBED_AGAIN_S = 10.0
+_PROBED_AGAIN_S, _PROBED_UNWATCHED_S = 600.0, 10.0
 _GARBAGE = 50_000
 
 
@@ -89,7 +91,7 @@ async def _run(given: Settings) -> None:
         watching: set[asyncio.Task[None]] = set()
         if not local:
             await _until_closed(given.schedulers, security, shutdown.drain)
-            watching.add(asyncio.create_task(_stay_closed(given.schedulers, security)))
+            watching |= {asyncio.create_task(_stay_closed(one, security)) for one in given.schedulers}
         if given.local_socket is not None:
             await server.listen_locally(given.local_socket)
         port = await server.listen(given.host, given.port)
@@ -118,12 +120,26 @@ async def _until_closed(schedulers: Sequence[str], security: Security, stop: asy
                 await stop.wait()
 
 
-async def _stay_closed(schedulers: Sequence[str], security: Security) -> None:
-    """Ask again and again. Raises NotSafe when a scheduler takes calls without a token."""
-    while True:
-        for one in schedulers:
-            await _refuses_strangers(one, security)
-        await asyncio.sleep(_PROBED_AGAIN_S)
+async def _stay_closed(scheduler: str, security: Security) -> None:
+    """Ask again when it has started, when its health has changed, and now and then: its log has each refusal.
+
+    Raises NotSafe when it takes calls without a token.
+    """
+    async with open_aio_channel(scheduler, Link.PUBLIC, security) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while True:
+            wait_s = _PROBE_WAIT_S
+            try:
+                async with asyncio.timeout(_PROBED_AGAIN_S):
+                    async for _ in health.Watch(health_pb2.HealthCheckRequest()):
+                        await _refuses_strangers(scheduler, security)
+            except TimeoutError:
+                pass
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:  # it can't be watched
+                    await _refuses_strangers(scheduler, security)
+                    wait_s = _PROBED_UNWATCHED_S
+            await asyncio.sleep(wait_s)
 
 
 async def _refuses_strangers(scheduler: str, security: Security) -> bool | None:
