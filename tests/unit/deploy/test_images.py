@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,20 +52,27 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
 
 
 def test_the_wheel_is_built_from_what_is_copied() -> None:
-    project = _project()
-    needed = [project["readme"], *project["license-files"], "clients/python", *SERVICES.values()]
-    assert all(f"!{path}" in IGNORED for path in needed)
+    project, wheel = _project(), _pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = [project["readme"], *project["license-files"], *wheel["packages"], *wheel["force-include"]]
+    copied = [Path(line.removeprefix("!")) for line in IGNORED if line.startswith("!")]
+    missing = [path for path in needed if not any(Path(path).is_relative_to(one) for one in copied)]
+    assert not missing
 
 
 def test_all_deployments_run_the_images_of_this_version() -> None:
     tag = _project()["version"]
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
     images = [one["image"] for one in (*pod["initContainers"], *pod["containers"])]
-    images += [one["image"] for one in documents(COMPOSE)[0]["services"].values()]
+    for file in COMPOSE.parent.glob("*.yaml"):
+        images += [one["image"] for one in documents(file)[0]["services"].values()]
     images += re.findall(r"-t (\S+)", TEXT)
     images += re.findall(r"-t (\S+)", (ROOT / "docs" / "deploy.md").read_text())
-    assert set(images) == {f"paceline-{service}:{tag}" for service in SERVICES}
+    assert set(images) == {f"paceline-{image}:{tag}" for image in (*SERVICES, "stack")}
+
+
+def _pyproject() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def _project() -> Any:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return _pyproject()["project"]
