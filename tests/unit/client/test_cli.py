@@ -255,6 +255,23 @@ async def test_a_pipe_gets_the_answer_without_the_reasoning(served: Served) -> N
     assert [one.content for one in served.fake.requests[-1].messages.messages] == ["why", "a b c", "why"]
 
 
+async def test_a_chat_obeys_commands_and_takes_questions_of_several_lines(
+    served: Served, tmp_path: Path
+) -> None:
+    typed = [
+        "/system Be brief.", "/set temperature 0", "why", "/retry", '"""one', 'two"""', "/undo",
+        f"/save {tmp_path / 'talk.json'}", "/nothing", "/quit", "not asked",
+    ]  # fmt: skip
+    chat = await invoked("chat", "-a", served.address, stdin="\n".join(typed))
+    asked = [[one.content for one in request.messages.messages] for request in served.fake.requests]
+    assert asked == [["Be brief.", "why"]] * 2 + [["Be brief.", "why", "a b c", "one\ntwo"]]
+    assert served.fake.requests[-1].sampling.temperature == 0
+    assert [one["content"] for one in json.loads((tmp_path / "talk.json").read_text())["messages"]] == [
+        "Be brief.", "why", "a b c",
+    ]  # fmt: skip
+    assert "there is no /nothing" in chat.stdout
+
+
 def test_a_terminal_shows_reasoning_dimmed_before_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,7 +405,7 @@ async def test_chat_sends_the_whole_conversation_and_can_forget(served: Served) 
 
 async def test_chat_explains_its_commands_and_asks_the_model_about_none_of_them(served: Served) -> None:
     result = await paceline("chat", "-a", served.address, stdin="/help\n/nope\n/usr/bin is what?\n")
-    assert result.stdout.count("/reset  forgets the conversation") == 2
+    assert result.stdout.count("/reset   forget the conversation") == 2
     assert "there is no /nope" in result.stdout
     sent = [request.messages.messages[-1].content for request in served.fake.requests]
     assert sent == ["/usr/bin is what?"]

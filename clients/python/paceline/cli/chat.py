@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import sys
+from pathlib import Path
 
 import typer
 from rich.markup import escape
@@ -20,6 +19,7 @@ from paceline.cli.common import (
     security,
     stderr,
 )
+from paceline.cli.conversation import COMMANDS, HELP, Conversation, Refused, command_of
 from paceline.cli.generate import (
     DrafterChoice,
     MaxTokens,
@@ -33,16 +33,11 @@ from paceline.cli.generate import (
 )
 from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
+from paceline.cli.safe_text import shown
+from paceline.cli.typed_lines import ask, editing
 from paceline.client import Client
 from paceline.requests import Options
 from paceline.types import Delta
-
-_HELP = """[dim]/reset  forgets the conversation
-/quit   leaves, as Ctrl-D does
-/help   shows this
-Ctrl-C  stops an answer[/]"""
-_COMMAND = re.compile(r"/[a-z]+")
-"""What is taken for a command. Other lines that begin with a slash, as paths, go to the model."""
 
 
 def chat(
@@ -59,7 +54,9 @@ def chat(
 ) -> None:
     """Talk with the model.
 
-    The whole conversation is sent each turn; the prefix cache makes that cheap.
+    The whole conversation is sent each turn; the prefix cache makes that cheap. /help lists what can be done
+    in it: retry, undo, save, load, set options. On a terminal lines can be edited, and earlier ones are found
+    again, also those of earlier chats: ~/.local/state/paceline/chat has them.
     """
     chosen = options(
         model=model,
@@ -79,43 +76,58 @@ def chat(
             f"[bold]{escape(model or info.name)}[/] at {address} [dim]/help: commands, Ctrl-D: leave[/]",
             highlight=False,
         )
-        opening = [Message("system", system)] if system is not None else []
-        _converse(client, opening, chosen, address)
+        with editing(COMMANDS):
+            _converse(client, Conversation(chosen, system or ""), address)
 
 
-def _converse(client: Client, opening: list[Message], chosen: Options, address: str) -> None:
-    history = opening
-    while (line := _ask()) is not None:
-        match line.strip():
-            case "":
-                continue
-            case "/quit" | "/exit":
+def _converse(client: Client, conversation: Conversation, address: str) -> None:
+    while (line := ask()) is not None:
+        question: str | None = line
+        before = [*conversation.turns]
+        if (command := command_of(line)) is not None:
+            if command[0] in ("/quit", "/exit"):
                 return
-            case "/reset":
-                history = opening
-                console.print("[dim]forgotten[/]")
+            try:
+                question = _obey(conversation, *command)
+            except Refused as refused:
+                console.print(f"[dim]{escape(shown(str(refused)))}[/]", highlight=False)
                 continue
-            case "/help":
-                console.print(_HELP, highlight=False)
-                continue
-            case command if _COMMAND.fullmatch(command):
-                console.print(f"[dim]there is no {command}[/]", _HELP, sep="\n", highlight=False)
-                continue
-        asked = [*history, Message("user", line)]
+        if question is None or not question.strip():
+            continue
         try:
-            answer = _answer(client, asked, chosen)
+            answer = _answer(client, conversation.asking(question), conversation.options)
         except errors.PacelineError as error:
             stderr.print(advice(error, address), style="bold red", markup=False, highlight=False)
-            continue  # the failed turn is not added to the history
-        history = [*asked, Message("assistant", answer)]
+            conversation.turns = before  # a failed question is not added, and /retry has not taken one away
+            continue
+        conversation.answered(question, answer)
 
 
-def _ask() -> str | None:
-    """The user's next line; None at the end of input."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
+def _obey(conversation: Conversation, command: str, words: str) -> str | None:
+    """Do it, and say so; returns the question of /retry. Raises Refused."""
+    if command in ("/save", "/load") and not words:
+        raise Refused(f"{command} FILE")
+    match command:
+        case "/retry":
+            return conversation.undo()
+        case "/reset":
+            conversation.turns, said = [], "forgotten"
+        case "/undo":
+            said = f"forgotten: {conversation.undo()}"
+        case "/system":
+            conversation.system, said = words, "from the next answer on"
+        case "/set":
+            said = conversation.set(words)
+        case "/save":
+            said = conversation.save(Path(words).expanduser())
+        case "/load":
+            said = conversation.load(Path(words).expanduser())
+        case "/help":
+            said = HELP
+        case _:
+            raise Refused(f"there is no {command}\n{HELP}")
+    console.print(f"[dim]{escape(shown(said))}[/]", highlight=False)
+    return None
 
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
