@@ -15,7 +15,7 @@ from service_kit.identity import MAX_PRIORITY, Identity
 from service_kit.security import check_tls_files, read_token
 from service_kit.settings import ADMIN_TOKEN, ServiceSettings, StringList
 
-from scheduler_service.chat.formats import ToolFormatSetting
+from scheduler_service.chat_formats import ToolFormatSetting
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
 from scheduler_service.directory.places import one_spelling
@@ -168,7 +168,8 @@ class SchedulerSettings(ServiceSettings):
     # Chats
     tool_format: ToolFormatSetting = Field(
         default="auto",
-        description="how the model writes calls of tools; auto: as its chat template says, if that is known",
+        description="how the model writes calls of tools: none, a format's name, or that of an installed"
+        " plugin; auto: as its chat template says, if that is known",
     )
 
     # Adapters

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from scheduler_service.chat import harmony, hermes, listed, llama_json
 from scheduler_service.chat.argument_texts import TextArguments
@@ -218,21 +217,7 @@ FORMATS: Mapping[str, Callable[[Mapping[str, int]], ToolFormat | None]] = {
 }
 """By name: what makes a format of the ids of those MARKERS that a model has; None: it needs others."""
 AUTO, NONE = "auto", "none"
-ToolFormatSetting = Literal[
-    "auto",
-    "none",
-    "glm-4.5",
-    "granite",
-    "harmony",
-    "hermes",
-    "llama3-json",
-    "llama3-pythonic",
-    "minimax-m2",
-    "mistral",
-    "qwen3-coder",
-    "seed-oss",
-]
-"""Of the scheduler: a format's name, `auto` or `none`."""
+"""Settings that are no format's name."""
 
 _OTHERS = ("<function=", "<tool_calls>", "<|tool_call")
 """What templates of formats contain that are not known here, though they resemble known ones."""

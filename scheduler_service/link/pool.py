@@ -17,6 +17,7 @@ from service_kit.logs import Log
 
 from scheduler_service.chat import formats
 from scheduler_service.chat.reasoning import reasoning_markers, takes_reasoning
+from scheduler_service.chat_formats import ChatFormats
 from scheduler_service.link.adapters import RemoteAdapters
 from scheduler_service.link.executor import ExecutorLink, Timing
 from scheduler_service.link.facts import ExecutorFacts, served_model, shortcomings
@@ -116,7 +117,7 @@ class ExecutorPool(LinkPool):
             ]
         )
         self.served: Served | None = None
-        self._tool_format, self._model_name = tool_format, model_name
+        self._formats, self._model_name = ChatFormats(tool_format), model_name
         self._adapters = WantedAdapters() if adapters is None else adapters
         self._limits = limits
         self._text = text
@@ -160,7 +161,7 @@ class ExecutorPool(LinkPool):
             model = served_model(facts, tokenizer, self._limits)
             model = replace(model, name=self._model_name or model.name)
             try:
-                text = await ModelText.made_of(tokenizer, self._text, model.vocab_size)
+                text = await ModelText.made_of(tokenizer, self._text, model.vocab_size, self._formats.markers)
             except UnusableTokenizerError as error:
                 raise RefusedExecutorError(f"its tokenizer can't be used: {error}") from error
             if text is not None and text.has_chat_template:
@@ -175,8 +176,8 @@ class ExecutorPool(LinkPool):
 
     def _with_chat_output(self, model: ServedModel, template: str, added: Mapping[str, int]) -> ServedModel:
         """The model with what its chat template and its added tokens say of its output."""
-        tool_format = formats.format_of(template, added, self._tool_format)
-        whole_format = formats.whole_format_of(template, added, self._tool_format)
+        tool_format = self._formats.format_of(template, added)
+        whole_format = formats.whole_format_of(template, added, self._formats.setting)
         reasoning = reasoning_markers(template, added) if whole_format is None else None
         model = replace(
             model,

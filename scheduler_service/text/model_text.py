@@ -51,27 +51,30 @@ class ModelText:
         self.has_chat_template = has_chat_template
         """Whether messages can be prompts."""
         self.added = added
-        """The ids of those MARKERS that are added tokens, by text."""
+        """The ids of those markers that are added tokens, by text."""
         self._unusable_template = unusable_template  # why; "": it can be used, or there is none
 
     @classmethod
-    async def made_of(cls, files: TokenizerSource, pool: TextPool, vocab_size: int) -> ModelText | None:
+    async def made_of(
+        cls, files: TokenizerSource, pool: TextPool, vocab_size: int, more_markers: Sequence[str] = ()
+    ) -> ModelText | None:
         """Load the files; returns None if the model has no tokenizer. Raises UnusableTokenizerError.
 
         `vocab_size`: the model's number of token ids. A tokenizer may know more, of which no prompt may be.
+        `more_markers`: looked for beside MARKERS.
 
         A chat template that can't be used costs the model its chats, not its texts.
         """
         if not files.tokenizer_json:
             return None
-        why = ""
+        why, markers = "", (*MARKERS, *more_markers)
         try:
-            loaded = await pool.load(files, MARKERS)
+            loaded = await pool.load(files, markers)
         except UnusableTokenizerError as error:
             if not files.chat_template:
                 raise
             why = str(error)
-            loaded = await pool.load(replace(files, chat_template=""), MARKERS)
+            loaded = await pool.load(replace(files, chat_template=""), markers)
             log.warning("chats are refused: the model's chat template can't be used", why=why)
         return cls(
             pool,

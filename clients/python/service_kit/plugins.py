@@ -7,7 +7,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 BACKENDS = "paceline.backends"
-GROUPS = {BACKENDS: "backend"}
+CHAT_FORMATS = "paceline.chat_formats"
+GROUPS = {BACKENDS: "backend", CHAT_FORMATS: "chat format"}
 """The groups of entry points, with the word for one of their members."""
 
 
