@@ -7,17 +7,15 @@ else, is a case that failed; the others go on. On CPU plain products stand for a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, suppress
-from multiprocessing import get_context
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from tests.gpu.bench import Bench, Case
+from tests.gpu.parallel_compilation import compile_launches
 from tests.gpu.timing import device_ms
 from tests.gpu.tuned_products import PLAIN, Call, Part, Products, products
 
@@ -26,7 +24,6 @@ _COMPILING_S = 25.0  # of them
 _COLD_BYTES = 200 << 20  # of weights in a round: four times the L2 cache
 _PRODUCTS = (32, 64)  # in a round, at least and at most
 _ERROR = 0.02  # of a result, of the largest one
-_launches: list[tuple[Any, bool]] = []  # that are compiled, and whether for dependent launches
 
 
 def run(bench: Bench) -> Iterator[Case]:
@@ -39,8 +36,7 @@ def run(bench: Bench) -> Iterator[Case]:
     end = began + bench.pick(_SECONDS, 3600.0)
     wanted = list(products(dry=bench.dry))
     if bench.device.type == "cuda":
-        compiled = _compile(wanted, began + _COMPILING_S)
-        yield {"compiled": compiled, "wanted": len(_launches), "seconds": time.monotonic() - began}
+        yield compile_launches(_launches(wanted), began + _COMPILING_S)
     weights = _Weights(bench.device, max(part.n * part.k for each in wanted for part in each.parts))
     for number, each in enumerate(wanted):
         if time.monotonic() > end:
@@ -64,9 +60,10 @@ class _Weights:
         return self._numbers[begin : self._taken].view(n, k)
 
 
-def _compile(wanted: Sequence[Products], until: float) -> int:
-    """Compile what is launched into Triton's cache, each kernel once; returns how many by then."""
+def _launches(wanted: Sequence[Products]) -> list[tuple[Any, bool]]:
+    """What is launched, each kernel once, and whether for dependent launches."""
     meta, seen = torch.device("meta"), set()
+    launches: list[tuple[Any, bool]] = []
     for each in wanted:
         if each.how is None:
             continue
@@ -77,24 +74,8 @@ def _compile(wanted: Sequence[Products], until: float) -> int:
             key = (str(launch.constants), launch.warps, launch.stages, part.layer == "head", each.dependent)
             if key not in seen:
                 seen.add(key)
-                _launches.append((launch, each.dependent))
-    done = 0
-    processes = min(os.cpu_count() or 1, len(_launches))
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:  # this process leaves the device alone
-        with suppress(TimeoutError):
-            futures = [pool.submit(_compile_one, number) for number in range(len(_launches))]
-            for _ in as_completed(futures, timeout=max(until - time.monotonic(), 0)):
-                done += 1
-        pool.shutdown(cancel_futures=True)
-    return done
-
-
-def _compile_one(number: int) -> None:
-    """One that fails does so again, as a case, when it is launched."""
-    launch, dependent = _launches[number]
-    torch.set_num_threads(1)
-    with suppress(Exception), _how(dependent=dependent):
-        launch.compiled()
+                launches.append((launch, each.dependent))
+    return launches
 
 
 def _how(*, dependent: bool) -> AbstractContextManager[None]:
