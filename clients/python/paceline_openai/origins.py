@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from paceline_openai.exchange import Exchange
 from paceline_openai.refusals import Refusal
@@ -31,12 +30,13 @@ class Origins:
         if self._local and host and not _is_local(host):
             raise _refused(f"Host: {host[:200]} is no name of this machine's loopback address")
         origin = exchange.header(b"origin")
-        if not origin or urlsplit(origin).netloc == host:
+        if not origin or (host and origin.partition("://")[2] == host):
             return False
         if not self._allowed & {origin, "*"}:
             raise _refused(f"Origin: pages of {origin[:200]} may not call; --cors-origin allows it")
         exchange.extra_headers += [
             (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", b"*"),
             (b"vary", b"origin"),
         ]
         if exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -60,9 +61,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "upgrades of the protocol are not offered")
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as offered:
+                    data = data[offered.args[0] :]
+                    self._decline_upgrade()
         except _TooMuch as error:
             self._refuse(error.status, error.message)
         except httptools.HttpParserError as error:
@@ -108,6 +113,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._chunks > _MAX_CHUNKS:
             raise _TooMuch(413, f"the body has more than {_MAX_CHUNKS:,} chunks")
 
+    def on_message_complete(self) -> None:
+        """The body is there, or the parser leaves it to the protocol that an upgrade is offered to."""
+        if not (self.parser.should_upgrade() and self._framing()):
+            super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """The next head need not come soon, but what has come of one must become whole."""
         super().on_response_complete()
@@ -123,6 +133,23 @@ class BoundedProtocol(HttpToolsProtocol):
         """It has read."""
         self._stop_stall_timer()
         super().resume_writing()
+
+    def _framing(self) -> bytes:
+        """The headers that tell the body's end; none: there is no body."""
+        framing = (b"content-length", b"transfer-encoding")
+        return b"".join(b"%s: %s\r\n" % one for one in self.headers if one[0] in framing)
+
+    def _decline_upgrade(self) -> None:
+        """Go on with the request that offers one, as Java's clients do: another parser reads its body."""
+        if framing := self._framing():
+            self.cycle.keep_alive = False
+            body = SimpleNamespace(
+                on_body=self.on_body,
+                on_chunk_header=self.on_chunk_header,
+                on_message_complete=self.on_message_complete,
+            )
+            self.parser = httptools.HttpRequestParser(body)
+            self.parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%s\r\n" % framing)
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -151,7 +178,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer, unless another answer is under way, and close."""
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not (self.pipeline or cycle.response_started):
+            cycle.disconnected = cycle.response_complete = True  # its body is what is refused
+            cycle.message_event.set()
+        if cycle is None or cycle.response_complete:
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
             body = json.dumps({"error": error}).encode()
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(

@@ -51,6 +51,42 @@ async def test_what_is_no_http_is_refused(door: Door) -> None:
         assert (await door.raw(sent)).status == 400
 
 
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: %s\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (CHUNKED % b"gzip", 400),
+        (CHUNKED % b"chunked" + b"zz\r\n", 400),
+        (CHUNKED % b"chunked" + b"1\r\n \r\n" * 17_000, 413),
+        (CHUNKED % b"chunked" + b"0\r\n" + b"x: 1\r\n" * 21, 431),
+    ],
+    ids=["coding", "chunk", "chunks", "trailers"],
+)
+async def test_a_body_that_breaks_http_or_a_bound_is_answered(door: Door, sent: bytes, status: int) -> None:
+    assert (await door.raw(sent)).status == status
+
+
+async def test_an_offer_of_another_protocol_changes_nothing(door: Door) -> None:
+    offer = b"host: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\n"
+    get = b"GET /liveness HTTP/1.1\r\n" + offer % b"websocket"
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    writer.write((get + b"\r\n") * 2)
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            assert (await reader.readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200")
+    writer.close()
+    post = b"POST /v1/models HTTP/1.1\r\n" + offer % b"h2c"
+    smuggled = b"GET /liveness HTTP/1.1\r\n\r\n"
+    for framing, body in (
+        (b"content-length: %d\r\n\r\n" % len(smuggled), smuggled),
+        (b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (len(smuggled), smuggled)),
+    ):
+        answer = await door.raw(post + framing + body)
+        assert (answer.status, answer.body.count(b"HTTP/1.1")) == (405, 0)
+
+
 async def test_a_flood_of_pipelined_requests_ends_the_connection(door: Door) -> None:
     one = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
@@ -76,7 +112,13 @@ async def test_connections_above_the_bound_are_closed_at_once(door: Door) -> Non
 
 
 async def test_a_page_by_another_name_and_a_page_of_another_origin_are_refused(door: Door) -> None:
-    for headers in (b"host: evil.example\r\n", b"host: localhost\r\norigin: http://evil.example\r\n"):
+    local = b"host: localhost\r\norigin: "
+    for headers in (
+        b"host: evil.example\r\n",
+        local + b"http://evil.example\r\n",
+        local + b"null\r\n",
+        local + b"http://[\r\n",
+    ):
         answer = await door.raw(b"GET /liveness HTTP/1.1\r\n" + headers + b"\r\n")
         assert (answer.status, answer.error["code"]) == (403, "permission_denied")
 
