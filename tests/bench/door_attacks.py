@@ -158,6 +158,7 @@ HOSTILE = {
     + b"}}",
     "as many values as may be": b'{"prompt":[' + b"1," * 520_000 + b'1],"max_tokens":1}',
     "wrong UTF-8": b'{"prompt":"\xff\xfe\xc3"}',
+    "billions of completions": b'{"prompt":"x","n":4000000000,"max_tokens":1}',
     "half a surrogate": b'{"prompt":"\\ud800"}',
     "NaN": b'{"prompt":"x","temperature":NaN}',
     "a long number": b'{"prompt":"x","max_tokens":' + b"9" * MIB + b"}",

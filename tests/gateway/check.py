@@ -270,7 +270,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         },
         "json_schema",
     ),
-    ({"extra_body": {"regex": "("}}, "regex"),
+    ({"extra_body": {"guided_regex": "("}}, "guided_regex"),
     ({"extra_body": {"top_k": -7}}, "top_k"),
 )
 

@@ -258,7 +258,12 @@ async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:
         ({"store": True}, "store", "unsupported_value"),
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
         ({"temperature": -1}, "temperature", "invalid_value"),
-        ({"n": 10_000}, "n", "invalid_value"),
+        ({"n": 2**32 - 1}, "n", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"logit_bias": {"000000000065": 1}}, "logit_bias", "invalid_value"),
+        ({"chat_template_kwargs": {"a": 10**400}}, "chat_template_kwargs", "invalid_value"),
+        ({"guided_regex": "("}, "guided_regex", "invalid_value"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "invalid_value"),
         ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
     ]
@@ -271,6 +276,17 @@ async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:
     assert (answer.status, answer.error["param"]) == (400, "messages[0].content[0].type")
     unknown = await door.chat("x", model="another")
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+
+async def test_what_no_context_holds_is_refused_as_too_long(door: Door) -> None:
+    for size in (40_000, 2 << 20, 5 << 20):  # of the model, of the scheduler, of gRPC
+        for answer, param in (
+            (await door.chat("x" * size), "messages"),
+            (await door.complete("x" * size), "prompt"),
+            (await door.ask("/v1/responses", {"input": "x" * size}), "input"),
+        ):
+            assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded"), answer.body
+            assert answer.error["param"].startswith(param)
 
 
 async def test_values_that_sdks_send_of_themselves_are_taken(door: Door) -> None:
@@ -350,7 +366,7 @@ async def test_callers_keys_are_their_tokens_and_a_body_is_read_for_none_without
     )
     with oracle_stack(tmp_path, scheduler=("--tokens-file", str(tokens))) as stack:
         async with serving_door(stack.scheduler.address) as door:
-            for key in ("", "wrong"):
+            for key in ("", "wrong", "long" * 5000):
                 head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999\r\n"
                 auth = f"authorization: Bearer {key}\r\n".encode() if key else b""
                 answer = await door.raw(head + auth + b"content-type: application/json\r\n\r\n")

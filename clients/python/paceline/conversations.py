@@ -54,7 +54,7 @@ def set_chat_option(chat: pb.Messages, name: str, value: Any) -> None:
             refuse(name, "a mapping", value)
         try:
             chat.template_arguments.update(value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InvalidRequest(f"template_arguments: {error}") from None
 
 

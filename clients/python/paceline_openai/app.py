@@ -17,7 +17,7 @@ from paceline.aio import Client
 from paceline.failover import MODEL_KEY
 from service_kit.logs import Log
 
-from paceline_openai import pages
+from paceline_openai import pages, sampling
 from paceline_openai.budget import BodyBudget
 from paceline_openai.callers import Caller, Callers
 from paceline_openai.calls import Call
@@ -33,7 +33,7 @@ from paceline_openai.vocabulary import Vocabularies
 log = Log(__name__)
 
 CLIENT_LEFT = 499
-_MAX_NAME = 128  # of a model at an address that has several
+_MAX_NAME = 128  # of a model at an address that has several, and of a trace
 _HEALTH_KEPT_S = 0.5
 _HEALTH_TIMEOUT_S = 2.0
 
@@ -83,14 +83,14 @@ class Gateway:
         endpoint = endpoint_of(exchange.path)
         name = endpoint.path if endpoint else exchange.path if exchange.path in self._open else "other"
         began = time.monotonic()
-        caller = ""
+        caller, names = "", dict(endpoint.names if endpoint else {})
         self.metrics.live.inc()
         try:
-            caller = await self._answer(exchange, endpoint)
+            caller = await self._answer(exchange, endpoint, names)
         except Refusal as refusal:
             await exchange.refuse(refusal)
         except errors.PacelineError as error:
-            await self._failed(exchange, from_error(error, endpoint.names if endpoint else {}), error)
+            await self._failed(exchange, from_error(error, names), error)
         except Disconnected:
             exchange.status = CLIENT_LEFT
         except Exception as error:
@@ -111,8 +111,11 @@ class Gateway:
             )
         await exchange.refuse(refusal)
 
-    async def _answer(self, exchange: Exchange, endpoint: Endpoint | None) -> str:
-        """Answer; returns the caller's name. Raises Refusal, `paceline.errors`, Disconnected."""
+    async def _answer(self, exchange: Exchange, endpoint: Endpoint | None, names: dict[str, str]) -> str:
+        """Answer; returns the caller's name. Raises Refusal, `paceline.errors`, Disconnected.
+
+        `names`: what the request calls fields of other endpoints; gets the name of its grammar's field.
+        """
         if await self._origins.answered(exchange):
             return ""
         if endpoint is None:
@@ -133,6 +136,7 @@ class Gateway:
         if endpoint.table is not None:
             body = await self._body(exchange, caller)
             values = endpoint.table.read(body)
+            names |= sampling.grammar_name(values)
             info, chosen = await self._model(caller, exchange, values)
         call = Call(
             exchange,
@@ -221,7 +225,8 @@ async def _unless_left(exchange: Exchange, answering: Any, timeout_s: float | No
 def _passed_on(exchange: Exchange) -> dict[str, str]:
     """Metadata of the caller's request that the schedulers get too."""
     given = exchange.header(b"traceparent")
-    return {"traceparent": given} if given.isascii() and given.isprintable() and given else {}
+    valid = given.isascii() and given.isprintable() and 0 < len(given) <= _MAX_NAME
+    return {"traceparent": given} if valid else {}
 
 
 def _deadline_s(exchange: Exchange) -> float | None:

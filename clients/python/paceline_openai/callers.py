@@ -31,6 +31,8 @@ _FAILOVER_S = 30.0
 """For so long schedulers that are not there are asked again, as calls that generate are."""
 _AGAIN_S = 0.2
 _SCHEME = "bearer "
+_MAX_KEY = 4096
+"""Characters. Longer metadata would be refused by gRPC, as if the scheduler were busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class Callers:
 def token_of(authorization: str) -> str:
     """The token in an Authorization header; "" without one. Raises Refusal (401) for one that can be none."""
     token = authorization[len(_SCHEME) :].strip() if authorization[: len(_SCHEME)].lower() == _SCHEME else ""
-    if (authorization and not token) or not all("!" <= character <= "~" for character in token):
+    valid = len(token) <= _MAX_KEY and all("!" <= character <= "~" for character in token)
+    if (authorization and not token) or not valid:
         raise Refusal(
             HTTPStatus.UNAUTHORIZED, "Authorization: expected `Bearer` and a key", code="invalid_api_key"
         )

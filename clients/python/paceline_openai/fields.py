@@ -90,7 +90,7 @@ def _json(value: Any) -> str:
 
 def _type(value: Any) -> str:
     names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
-    return names.get(type(value), type(value).__name__)
+    return names.get(type(value), "null")
 
 
 def wrong(name: str, wanted: str, value: Any) -> Refusal:

@@ -77,7 +77,7 @@ def _assistants(turns: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
 
 
 def tools(value: Any, name: str) -> list[dict[str, Any]]:
-    """Functions: those of chats, without the inner object, and strict unless they say no."""
+    """Functions: those of chats, without the inner object."""
     found = []
     for index, one in enumerate(array(value, name)):
         place = f"{name}[{index}]"

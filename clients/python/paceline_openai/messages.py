@@ -9,7 +9,7 @@ from typing import Any
 from paceline import ModelInfo, ToolChoice
 
 from paceline_openai.calls import Call
-from paceline_openai.fields import array, boolean, mapping, one_of, only, text, unsupported
+from paceline_openai.fields import array, boolean, mapping, one_of, only, text, unsupported, wrong
 from paceline_openai.refusals import bad
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -77,8 +77,10 @@ def content(value: Any, place: str, parts: Mapping[str, str] = _PARTS) -> str:
     """A text, or parts that are texts, joined. `parts`: the field that has the text, by the part's type."""
     if isinstance(value, str):
         return text(value, place)
+    if not isinstance(value, list):
+        raise wrong(place, "a string or an array of parts", value)
     pieces = []
-    for index, one in enumerate(array(value, place)):
+    for index, one in enumerate(value):
         where = f"{place}[{index}]"
         part = mapping(one, where)
         named = parts.get(text(part.get("type"), f"{where}.type"))

@@ -76,18 +76,23 @@ _PARAMS: Mapping[str, str] = {
     "strings": "stop",
     "token_ids": "prompt",
     "text": "prompt",
-    "json_schema": "response_format",
-    "grammar": "response_format",
+    "inputs": "prompt",
+    "template_arguments": "chat_template_kwargs",
+    **dict.fromkeys(
+        ("schema", "json_schema", "regex", "lark", "grammar", "choices", "structural_tag"), "response_format"
+    ),
 }
 """Fields of the contract that OpenAI's API calls otherwise."""
-_TOO_LONG = re.compile(r"context|at most [\d,]+ fit")
+_PROMPTS = ("prompt", "messages")
+_TOO_LONG = re.compile(r"context|at most [\d,]+ fit|has \d+ bytes")
+_TOO_LARGE = "message too large"  # of gRPC, before a scheduler has seen it
 
-_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)((?:\[\d+\])(?:\.[a-z_]+|\[\d+\])*)?\b")
+_FIELD = re.compile(r"(?:(?:messages|sampling|stop|grammar)\.)?([a-z_]+)((?:\.[a-z_]+|\[\d+\])*)(?=[: ])")
 
 
 def renamed(param: str | None, names: Mapping[str, str]) -> str | None:
     """A field as an endpoint calls it: by `names`, and without its index, which counts otherwise there."""
-    head = (param or "").partition("[")[0].partition(".")[0]
+    head = re.split(r"[.[]", param or "")[0]
     return param if names.get(head, head) == head else names[head]
 
 
@@ -99,8 +104,10 @@ def from_error(error: errors.PacelineError, names: Mapping[str, str] = MappingPr
         retry = _DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
     message = error.message
     if status == HTTPStatus.BAD_REQUEST:
-        param = _param(message, _PARAMS)
-        if param == "prompt" and _TOO_LONG.search(message):
+        param = "prompt" if message.startswith(_TOO_LARGE) else _param(message)
+        if message.startswith(_TOO_LARGE) or (
+            param and param.startswith(_PROMPTS) and _TOO_LONG.search(message)
+        ):
             code = "context_length_exceeded"
         return Refusal(status, message, kind, code, renamed(param, names))
     if status == HTTPStatus.NOT_FOUND:
@@ -112,13 +119,12 @@ def from_error(error: errors.PacelineError, names: Mapping[str, str] = MappingPr
     return Refusal(status, message, kind, code, None, retry)
 
 
-def _param(message: str, names: Mapping[str, str]) -> str | None:
+def _param(message: str) -> str | None:
     """The field that the message of a scheduler begins with, as OpenAI's API calls it."""
     found = _FIELD.match(message)
-    if found is None or message[found.end() : found.end() + 1] not in (":", " "):
+    if found is None:
         return None
-    name = found[1].rpartition(".")[2]
-    rest = found[2] or ""
-    if message[found.end() : found.end() + 1] == " " and "_" not in name and name not in names:
+    name, rest = found[1], found[2]
+    if message[found.end()] == " " and not rest and "_" not in name and name not in _PARAMS:
         return None  # a sentence of people, not a field
-    return names.get(name, name) + rest
+    return _PARAMS.get(name, name) + rest

@@ -27,19 +27,22 @@ class Endpoint:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What it calls fields of other endpoints; what the model reads is its required one."""
+        """What it calls fields of other endpoints; what the model reads is the last required one."""
         fields = self.table.fields.values() if self.table else ()
-        prompt = next((one.name for one in fields if one.required), "prompt")
+        [*_, prompt] = ["prompt", *(one.name for one in fields if one.required)]
         return {"prompt": prompt, **self.renamed}
 
+
+_LOGPROBS = {"logprobs": "top_logprobs"}  # the contract's is a number
 
 ENDPOINTS = (
     Endpoint("/v1/models", "the model and its adapters", models.models),
     Endpoint("/v1/models/{model}", "one of them", models.model),
-    Endpoint("/v1/chat/completions", "the answer to a chat", chat.answer, chat.TABLE),
+    Endpoint("/v1/chat/completions", "the answer to a chat", chat.answer, chat.TABLE, _LOGPROBS),
     Endpoint("/v1/responses", "the answer to items, without storage", responses.answer, responses.TABLE,
-             responses.NAMES),
-    Endpoint("/v1/completions", "what follows a text", completions.answer, completions.TABLE),
+             {**responses.NAMES, **_LOGPROBS}),
+    Endpoint("/v1/completions", "what follows a text", completions.answer, completions.TABLE,
+             {"top_logprobs": "logprobs", "prompt_logprobs": "logprobs"}),
     Endpoint("/v1/embeddings", "vectors of texts", evaluations.embeddings, evaluations.EMBEDDINGS),
     Endpoint(
         "/v1/rerank", "documents by how well they answer a query", evaluations.rerank, evaluations.RERANK

@@ -57,9 +57,9 @@ def logit_bias(value: Any, name: str) -> dict[int, float]:
     """Token ids, as strings, to numbers."""
     found = {}
     for key, bias in mapping(value, name).items():
-        if not (key.isascii() and key.isdigit() and int(key[:11]) <= UINT32):
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32):
             raise bad(name, f"{name}: {shown(key)} is no token id")
-        found[int(key[:11])] = number(bias, f"{name}.{key}")
+        found[int(key)] = number(bias, f"{name}.{key}")
     return found
 
 
@@ -88,7 +88,7 @@ def label(value: Any, name: str) -> str:
 
 
 def stream_options(value: Any, name: str) -> dict[str, Any]:
-    """`include_usage` and `continuous_usage_stats`; `include_obfuscation` false."""
+    """`include_usage`; `include_obfuscation` false."""
     given = mapping(value, name)
     only(given, name, "include_usage", "include_obfuscation")
     for key in given:
@@ -101,7 +101,7 @@ def stream_options(value: Any, name: str) -> dict[str, Any]:
 
 
 def schema(value: Any, name: str) -> Any:
-    """A JSON schema: an object, a boolean, or its JSON."""
+    """A JSON schema: an object, or its JSON."""
     if not isinstance(value, dict | str):
         raise wrong(name, "a JSON schema", value)
     return value
@@ -116,7 +116,7 @@ def structured_outputs(value: Any, name: str) -> dict[str, Any]:
 
 SHARED = (
     Field("model", text, "the model, an adapter, or the name of `--served-model-name`; without it the model"),
-    Field("stream", boolean, "server-sent events, up to `[DONE]`"),
+    Field("stream", boolean, "server-sent events; those of chats and completions end with `[DONE]`"),
     Field("stream_options", stream_options, "`include_usage`; `include_obfuscation` is taken if false"),
     Field("temperature", number, "0: greedy"),
     Field("top_p", number, "as in OpenAI's API"),
@@ -160,9 +160,11 @@ _SAME = (
 def sampling_options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     """The SDK's options of the shared fields. Raises Refusal where the model or its scheduler can't do it."""
     options = {name: values[name] for name in _SAME if name in values}
-    if values.get("n", 1) < 1:
-        raise bad("n", "n: expected at least 1, got 0")
-    options["n"] = values.get("n", 1)
+    options["n"], most = values.get("n", 1), max(1, info.limits.max_n)
+    if not 1 <= options["n"] <= most:  # here, as each has its state in the client before a scheduler refuses
+        raise bad("n", f"n: expected 1 to {most}, got {options['n']}")
+    if "stream_options" in values and not values.get("stream"):
+        raise bad("stream_options", "stream_options: only with stream")
     if "include_stop_str_in_output" in values:
         options["include_stop_string"] = values["include_stop_str_in_output"]
     grammars = [(name, option, values[name]) for name, option in _GUIDED.items() if name in values]
@@ -188,6 +190,13 @@ def add_grammars(options: dict[str, Any], grammars: list[tuple[str, str, Any]]) 
         else:
             value = schema(value, name)
         options[option] = value
+
+
+def grammar_name(values: Mapping[str, Any]) -> dict[str, str]:
+    """The field that has the request's grammar, by `response_format`: what errors of grammars are about."""
+    fields = (*_GUIDED, "structured_outputs", "response_format", "text")
+    given = next((one for one in fields if values.get(one) is not None), None)
+    return {"response_format": given} if given else {}
 
 
 def label_options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:

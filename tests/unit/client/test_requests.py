@@ -80,6 +80,8 @@ def test_options_of_a_chat_go_with_its_messages() -> None:
             requests.generate_request("hi", None, None, {name: ()})
     with pytest.raises(InvalidRequest, match="template_arguments"):
         requests.generate_request(None, hello, None, {"template_arguments": {"x": object()}})
+    with pytest.raises(InvalidRequest, match="template_arguments"):
+        requests.generate_request(None, hello, None, {"template_arguments": {"x": 10**400}})
 
 
 def test_the_options_are_all_that_the_wire_has() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from paceline.errors import InvalidRequest
 from paceline_openai.fields import Table
-from paceline_openai.refusals import Refusal
+from paceline_openai.refusals import Refusal, from_error
 from paceline_openai.routes import ENDPOINTS
+from paceline_openai.sampling import grammar_name
 
 TABLES = {endpoint.path: endpoint.table for endpoint in ENDPOINTS if endpoint.table is not None}
 OPENAIS = {
@@ -76,6 +78,32 @@ def test_an_unknown_field_and_a_missing_one_are_refused(path: str) -> None:
         with pytest.raises(Refusal) as refused:
             TABLES[path].read({})
         assert (refused.value.param, refused.value.code) == (required[0], "missing_required_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "message", "param"),
+    [
+        ("/v1/completions", {}, "token_ids[3]: is 300, but the vocabulary has 257 tokens", "prompt[3]"),
+        ("/v1/chat/completions", {}, "stop.strings[0]: must not be empty", "stop[0]"),
+        ("/v1/chat/completions", {}, "sampling.logprobs: must be within [0, 20], not 21", "top_logprobs"),
+        ("/v1/completions", {}, "top_logprobs: must be within [0, 20], not 21", "logprobs"),
+        ("/v1/chat/completions", {}, "tools[0] has no 'name'", "tools[0]"),
+        ("/v1/chat/completions", {}, "messages.tool_choice.name: 'g' is none", "tool_choice.name"),
+        ("/v1/chat/completions", {"guided_json": {}}, "grammar.json_schema: Invalid type", "guided_json"),
+        ("/v1/responses", {"guided_grammar": "a"}, "grammar.lark: 1(9): Expected token", "guided_grammar"),
+        ("/v1/responses", {"text": {}}, "grammar.json_schema: Invalid type: objekt", "text"),
+        ("/v1/embeddings", {}, "inputs: has 3 tokens in all, at most 2 are allowed", "input"),
+        ("/detokenize", {}, "token_ids[0]: is 300, but the vocabulary has 257 tokens", "tokens"),
+        ("/v1/chat/completions", {}, "messages.template_arguments: has a number", "chat_template_kwargs"),
+        ("/v1/chat/completions", {}, "model the scheduler does not know", None),
+    ],
+)
+def test_an_error_of_a_scheduler_names_the_field_as_the_request_does(
+    path: str, values: dict[str, Any], message: str, param: str | None
+) -> None:
+    [endpoint] = [one for one in ENDPOINTS if one.path == path]
+    refusal = from_error(InvalidRequest(message), {**endpoint.names, **grammar_name(values)})
+    assert (refusal.status, refusal.param, refusal.message) == (400, param, message)
 
 
 @pytest.mark.parametrize("value", [True, "1", [], {}, 1e400, -1, 2**40])
