@@ -422,3 +422,17 @@ async def test_a_stream_goes_on_at_another_scheduler_when_its_own_dies(tmp_path:
             for answer in await asyncio.gather(*streams):
                 choices = [choice for event in answer.events for choice in event["choices"]]
                 assert "".join(choice["text"] for choice in choices) == undisturbed
+
+
+async def test_chats_with_a_long_system_prompt_go_to_the_scheduler_that_has_it(tmp_path: Path) -> None:
+    with oracle_stack(tmp_path / "a") as first, oracle_stack(tmp_path / "b") as second:
+        async with serving_door(first.scheduler.address, second.scheduler.address) as door:
+            system = {"role": "system", "content": "s" * 600}
+            for number in range(8):
+                chat = {"messages": [system, {"role": "user", "content": str(number)}], "max_tokens": 1}
+                assert (await door.ask("/v1/chat/completions", chat)).status == 200
+                items = {"instructions": "s" * 600, "input": str(number), "max_output_tokens": 1}
+                assert (await door.ask("/v1/responses", items)).status == 200
+        async with first.client() as one, second.client() as other:
+            computed = [status.prompt_tokens for status in (await one.status(), await other.status())]
+        assert min(computed) == 0 < max(computed)

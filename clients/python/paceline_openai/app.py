@@ -18,6 +18,7 @@ from paceline.failover import MODEL_KEY
 from service_kit.logs import Log
 
 from paceline_openai import pages, sampling
+from paceline_openai.beginnings import Beginnings
 from paceline_openai.budget import BodyBudget
 from paceline_openai.callers import Caller, Callers
 from paceline_openai.calls import Call
@@ -57,6 +58,7 @@ class Gateway:
     ) -> None:
         self._client, self._bounds, self._model_name = client, bounds, model_name
         self._callers, self._vocabularies = Callers(client), Vocabularies()
+        self._beginnings = Beginnings()
         self._budget = BodyBudget(bounds.max_body_bytes, bounds.max_bodies_bytes)
         self._origins = Origins(origins, local=local)
         self.metrics = Metrics()
@@ -145,6 +147,7 @@ class Gateway:
             self._vocabularies.of(info),
             values,
             body,
+            self._beginnings,
             self._model_name,
             _deadline_s(exchange),
         )

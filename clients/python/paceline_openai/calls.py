@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline import ModelInfo
 from paceline.aio import Client
 
+from paceline_openai.beginnings import Beginnings
 from paceline_openai.exchange import Exchange
 from paceline_openai.vocabulary import Vocabulary
 
@@ -27,6 +28,7 @@ class Call:
     vocabulary: Vocabulary
     values: Mapping[str, Any]
     body: Mapping[str, Any]
+    beginnings: Beginnings
     model_name: str = ""  # that clients may call the model
     timeout_s: float | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -41,6 +43,13 @@ class Call:
         """The SDK's option `model`; none if the request means the model itself."""
         given = self.values.get("model")
         return {} if not given or given == self.model_name else {"model": given}
+
+    def affinity(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The SDK's option `affinity_key` of a chat; none where the client's own key is as good."""
+        key = self.values.get("prompt_cache_key") or self.beginnings.affinity_key(
+            turns, len(self.client.addresses), self.shown_model, self.values.get("cache_salt", "")
+        )
+        return {"affinity_key": key} if key else {}
 
     @property
     def fingerprint(self) -> str:

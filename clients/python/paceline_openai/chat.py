@@ -87,6 +87,7 @@ async def answer(call: Call) -> None:
     sent = options(call.values, call.info) | call.options
     id_ = uuid.uuid4().hex
     turns = messages.that_fit(call.values["messages"], call)
+    sent |= call.affinity(turns)
     generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **sent)
     try:
         await (_stream if call.values.get("stream") else _whole)(call, generation, f"chatcmpl-{id_}")
@@ -110,8 +111,6 @@ def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
         found["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise bad("top_logprobs", "top_logprobs: only with logprobs")
-    if "prompt_cache_key" in values:
-        found["affinity_key"] = values["prompt_cache_key"]
     if "chat_template_kwargs" in values:
         found["template_arguments"] = values["chat_template_kwargs"]
     if values.get("continue_final_message"):

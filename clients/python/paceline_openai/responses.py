@@ -96,6 +96,7 @@ async def answer(call: Call) -> None:
     values = call.values
     options = _options(values, call.info) | call.options
     turns = messages.that_fit(items.with_instructions(values["input"], values.get("instructions")), call)
+    options |= call.affinity(turns)
     id_ = uuid.uuid4().hex
     generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **options)
     try:
