@@ -1,4 +1,4 @@
-"""The same seed gives the same tokens by gRPC and by HTTP: 200 requests of each kind that both have."""
+"""The same seed gives the same tokens by gRPC and HTTP: 200 requests of all kinds, half of them streamed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline import Tool, ToolChoice, aio
 from tests.integration.scheduler.test_chat_output import PARAMETERS, tokenizer
 from tests.support.adapter_stack import Operator, write_adapters
 from tests.support.doctored_executor import doctored_stack
-from tests.support.openai_door import Door, serving_door
+from tests.support.openai_door import Answer, Door, serving_door
 from tests.unit.scheduler_shell.tool_styles import QWEN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.openai
 
 REQUESTS = 200
 KINDS = ("completion", "chat", "schema", "tools", "adapter")
@@ -58,7 +58,8 @@ async def _pair(door: Door, client: aio.Client, number: int) -> tuple[list[list[
         "n": 4 if number % 4 == 3 else 1,
         **({"top_k": 5} if number % 3 == 0 else {}),
     }
-    by_http, by_grpc = dict(fields), dict(fields)
+    streamed = bool(number // len(KINDS) % 2)
+    by_http, by_grpc = fields | {"stream": streamed}, dict(fields)
     if kind == "schema":
         by_http["guided_json"] = by_grpc["schema"] = SCHEMA
     elif kind == "adapter":
@@ -77,4 +78,13 @@ async def _pair(door: Door, client: aio.Client, number: int) -> tuple[list[list[
         reply = await door.complete(f"Request {number}", return_token_ids=True, **by_http)
         ours = await client.completions(f"Request {number}", **by_grpc)
     assert reply.status == 200, reply.body
-    return [one["token_ids"] for one in reply.json["choices"]], [list(one.token_ids) for one in ours]
+    return _token_ids(reply, fields["n"], streamed=streamed), [list(one.token_ids) for one in ours]
+
+
+def _token_ids(reply: Answer, n: int, *, streamed: bool) -> list[list[int]]:
+    """Those of each choice, of all its chunks."""
+    found: list[list[int]] = [[] for _ in range(n)]
+    for part in reply.events if streamed else [reply.json]:
+        for choice in part["choices"]:
+            found[choice["index"]] += choice.get("token_ids", [])
+    return found
