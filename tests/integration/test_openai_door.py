@@ -242,15 +242,20 @@ async def test_a_client_that_leaves_ends_its_request(door: Door, client: aio.Cli
 
         await eventually(reached, f"not {count} requests run")
 
+    before = await client.status()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     for stream in (True, False):
         given = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": stream}
         body = json.dumps(given).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        _, writer = await asyncio.open_connection("127.0.0.1", door.port)
-        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        await running(1)
-        writer.close()
-        await running(0)
+        for behind in (b"", head + b"\r\n", head + b"content-length: 99999\r\n\r\n" + b"x" * 99999):
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            await running(1)
+            writer.write(behind)
+            writer.close()
+            await running(0)
+    after = await client.status()
+    assert (after.cancelled - before.cancelled, after.finished - before.finished) == (6, 0)
 
 
 async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:

@@ -18,6 +18,8 @@ from paceline_openai.settings import Bounds
 
 _MAX_PIPELINED = 8
 """Requests that may wait on a connection for an earlier one's answer."""
+_MAX_PIPELINED_BYTES = 32 << 10
+"""Of the body of one that waits. Of 64 KiB the rest would not be read, nor that the client leaves."""
 _MAX_CHUNKS = 1 << 14
 """Of a body. A chunk of a byte costs as much time as one of 64 KiB."""
 
@@ -30,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = self._head_count = self._requests = self._chunks = 0
+        self._running: Any = None  # the request that is being answered; `cycle` is the last one that has come
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -47,10 +50,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_stall_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-        for cycle, _ in self.pipeline:
-            cycle.disconnected = True
+        for cycle in (self._running, self.cycle, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -104,8 +107,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise _TooMuch(429, "too many requests at once on one connection")
         super().on_headers_complete()
+        self.flow.resume_reading()  # else nobody would see that the client leaves
         if self._requests >= self.bounds.max_connection_requests:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > _MAX_PIPELINED_BYTES:
+            raise _TooMuch(413, "the body is too large for a request behind another one on its connection")
 
     def on_chunk_header(self) -> None:
         """A part of a body whose length was not said before."""
@@ -150,6 +160,10 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             self.parser = httptools.HttpRequestParser(body)
             self.parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%s\r\n" % framing)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
