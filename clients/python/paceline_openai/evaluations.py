@@ -143,13 +143,8 @@ async def embeddings(call: Call) -> None:
         {"object": "embedding", "index": index, "embedding": _base64(vector) if coded else vector}
         for index, vector in enumerate(vector for reply in replies for vector in reply.vectors)
     ]
-    counts = prompt_usage(
-        sum(reply.usage.prompt_tokens for reply in replies),
-        sum(reply.usage.cached_tokens for reply in replies),
-    )
-    await call.exchange.reply_json(
-        {"object": "list", "data": data, "model": call.shown_model, "usage": counts}
-    )
+    shown = {"object": "list", "data": data, "model": call.shown_model, "usage": prompt_usage(*replies)}
+    await call.exchange.reply_json(shown)
 
 
 async def rerank(call: Call) -> None:
@@ -165,14 +160,8 @@ async def rerank(call: Call) -> None:
         if call.values.get("return_documents"):
             result["document"] = {"text": given[one.index]}
         results.append(result)
-    counts = prompt_usage(reply.usage.prompt_tokens, reply.usage.cached_tokens)
-    shown = {
-        "id": f"rerank-{reply.request_id}",
-        "model": call.shown_model,
-        "results": results,
-        "usage": counts,
-    }
-    await call.exchange.reply_json(shown)
+    shown = {"id": f"rerank-{reply.request_id}", "model": call.shown_model, "results": results}
+    await call.exchange.reply_json(shown | {"usage": prompt_usage(reply)})
 
 
 async def score(call: Call) -> None:
@@ -196,18 +185,10 @@ async def score(call: Call) -> None:
     for places, reply in zip(by_query.values(), replies, strict=True):
         for one in reply.results:
             scores[places[one.index]] = one.score
-    counts = prompt_usage(
-        sum(reply.usage.prompt_tokens for reply in replies),
-        sum(reply.usage.cached_tokens for reply in replies),
-    )
     data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
-    shown = {
-        "id": f"score-{uuid.uuid4().hex}",
-        "object": "list",
-        "created": call.created,
-        "model": call.shown_model,
-    }
-    await call.exchange.reply_json({**shown, "data": data, "usage": counts})
+    shown = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": call.created}
+    shown |= {"model": call.shown_model, "data": data, "usage": prompt_usage(*replies)}
+    await call.exchange.reply_json(shown)
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:

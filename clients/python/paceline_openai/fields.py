@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Field:
         """For docs: done, refused, or the values that are accepted."""
         if self.kind is not None:
             return "done"
-        shown = ", ".join(f"`{_json(value)}`" for value in self.defaults)
+        shown = ", ".join(f"`{json.dumps(value)}`" for value in self.defaults)
         return f"{shown} only" if shown else "refused"
 
 
@@ -75,17 +76,11 @@ def unsupported(name: str, value: Any, note: str) -> Refusal:
 def shown(value: Any) -> str:
     """The beginning of a value, for errors."""
     text = (
-        _json(value)
+        json.dumps(value)
         if isinstance(value, str | int | float | bool | None)
         else f"a value of type {_type(value)}"
     )
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
 
 
 def _type(value: Any) -> str:

@@ -27,19 +27,16 @@ INT32 = (1 << 31) - 1
 UINT32 = (1 << 32) - 1
 _LABELS = 16  # OpenAI's bounds of metadata
 _LABEL_NAME, _LABEL_TEXT = 64, 512
-_GUIDED = {
-    "guided_json": "schema",
-    "guided_regex": "regex",
-    "guided_choice": "choices",
-    "guided_grammar": "grammar",
-    "structural_tag": "structural_tag",
-}
 _STRUCTURED = {
     "json": "schema",
     "regex": "regex",
     "choice": "choices",
     "grammar": "grammar",
     "structural_tag": "structural_tag",
+}
+"""The SDK's options by the keys of `structured_outputs`."""
+_GUIDED = {
+    name if name == "structural_tag" else f"guided_{name}": option for name, option in _STRUCTURED.items()
 }
 
 
@@ -110,7 +107,7 @@ def schema(value: Any, name: str) -> Any:
 def structured_outputs(value: Any, name: str) -> dict[str, Any]:
     """One of vLLM's kinds of constraints."""
     given = mapping(value, name)
-    only(given, name, "json", "regex", "choice", "grammar", "structural_tag", "json_object")
+    only(given, name, *_STRUCTURED, "json_object")
     return given
 
 

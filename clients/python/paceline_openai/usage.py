@@ -39,8 +39,10 @@ def stopped_by(end: Finished) -> str | int | None:
     return end.stop_string if end.stop_string is not None else end.stop_token_id
 
 
-def prompt_usage(tokens: int, cached: int) -> dict[str, Any]:
-    """Of a request that generates nothing."""
+def prompt_usage(*replies: Any) -> dict[str, Any]:
+    """Of calls that generate nothing."""
+    tokens = sum(reply.usage.prompt_tokens for reply in replies)
+    cached = sum(reply.usage.cached_tokens for reply in replies)
     return {
         "prompt_tokens": tokens,
         "total_tokens": tokens,
