@@ -32,7 +32,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))  # where it is mounted
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self._headers[name] = value if name not in self._headers else self._headers[name] + b", " + value

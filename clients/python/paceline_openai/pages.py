@@ -64,7 +64,7 @@ def _docs() -> bytes:
     title = "OpenAI API of Paceline"
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{title}</title><h1>{title}</h1><p><a href=/openapi.json>Schema</a></p>"
+        f"<title>{title}</title><h1>{title}</h1><p><a href=openapi.json>Schema</a></p>"
         f"{''.join(parts)}</html>"
     )
     return page.encode()

@@ -1,10 +1,12 @@
-"""The gateway's process: which schedulers it uses."""
+"""The gateway as a process, which schedulers it uses, and as a part of an application."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from paceline.aio import Client
+from paceline_openai import Gateway
 from paceline_openai import __main__ as process
 
 
@@ -26,3 +28,19 @@ def test_beyond_loopback_only_schedulers_that_refuse_strangers_are_used(
     with pytest.raises(_Made):
         process.main(["--scheduler", "127.0.0.1:1", "--host", host, "--insecure"])
     assert given["directory"] == directory
+
+
+@pytest.mark.parametrize(("path", "status"), [("/llm/liveness", 200), ("/liveness", 200), ("/llm/llm", 404)])
+async def test_an_application_may_mount_it_anywhere(path: str, status: int) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("there is no body")
+
+    async with Client("127.0.0.1:9") as client:
+        scope = {"type": "http", "method": "GET", "path": path, "root_path": "/llm", "headers": []}
+        await Gateway(client)(scope, receive, send)
+    assert sent[0]["status"] == status
