@@ -30,7 +30,8 @@ _VALID: dict[str, Any] = {
 }  # fmt: skip
 _CHEAP = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 1}
 _ODD: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 1.5, 2**31, 2**64, -(2**63) - 1, 1e308, "", "x", "a" * 300, "\u0000",
+    None, True, False, 0, -1, 1, 1.5, 2**31, 2**32 - 1, 2**64, 10**400, -(2**63) - 1, 1e308, "", "x",
+    "a" * 300, "\u0000",
     "\ud800", "\U0001f600", "%s", "../..", [], {}, [[]], [{}], {"": ""}, {"type": []}, {"type": {}}, [None],
     [1, "x"], "NaN", {"type": "function"}, [{"type": "function", "function": None}], [{"role": []}],
     [[1], ["x"]], {"a": {"b": {}}},
