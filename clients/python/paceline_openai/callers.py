@@ -22,6 +22,8 @@ _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MAX_KEPT = 4096
 _MAX_ASKED = 256
 """Keys that are being asked about at once; callers with further ones are refused."""
+_MAX_WAITING = 1024
+"""Requests that wait for answers about keys: clients that have left meanwhile are not noticed."""
 _PATIENCE_S, _TIMEOUT_S = 1.0, 5.0
 """For an answer of the first model, after which another one is asked if there is any; and for each other."""
 _SILENT_S = 5.0
@@ -64,7 +66,7 @@ class Callers:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: OrderedDict[bytes, tuple[float, asyncio.Task[tuple[ModelInfo, str]]]] = OrderedDict()
-        self._asked = 0
+        self._asked = self._waiting = 0
         self._is_away = False  # the first model, when it was asked last
         self._silent_until = 0.0  # until then it is not asked, even if it is told to serve
 
@@ -76,17 +78,21 @@ class Callers:
         until, asking = self._known.get(digest, (0.0, None))
         if asking is None or (asking.done() and until < now):
             if self._asked >= _MAX_ASKED:
-                text = f"{_MAX_ASKED} other keys are being checked; try again"
-                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, "server_error", None, None, KEPT_S)
+                raise _busy(f"{_MAX_ASKED} other keys are being checked")
             asking = asyncio.create_task(self._ask(token))
             self._known[digest] = (now + KEPT_S, asking)
             self._known.move_to_end(digest)
             while len(self._known) > _MAX_KEPT:
                 self._known.popitem(last=False)
+        if self._waiting >= _MAX_WAITING and not asking.done():
+            raise _busy(f"{_MAX_WAITING:,} requests wait for a scheduler")
+        self._waiting += 1
         try:
             return Caller(token, digest, *await asyncio.shield(asking))
         except errors.PacelineError as error:
             raise from_error(error) from None
+        finally:
+            self._waiting -= 1
 
     async def _ask(self, token: str) -> tuple[ModelInfo, str]:
         """What a model says, of itself and of who has the key; and its name, "" of the first model."""
@@ -118,6 +124,12 @@ class Callers:
         if states[first] == "serving" and time.monotonic() >= self._silent_until:
             return ""
         return next((name for name in others if states[name] == "serving"), "")
+
+
+def _busy(message: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE, f"{message}; try again", "server_error", None, None, KEPT_S
+    )
 
 
 def token_of(authorization: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -76,3 +77,17 @@ async def test_a_wrong_key_is_refused_whoever_is_silent() -> None:
     with pytest.raises(Refusal) as refused:
         await asked(callers, "wrong")
     assert refused.value.status == 401
+
+
+async def test_few_requests_wait_while_no_scheduler_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline_openai.callers._MAX_WAITING", 3)
+    schedulers = Schedulers("first", "b", "c")
+    callers = Callers(cast(Client, schedulers))
+    waiting = [asyncio.create_task(asked(callers, "one")) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal) as refused:
+        await asked(callers, "one")
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 1.0)
+    schedulers.silent.clear()
+    assert {name for name, _ in await asyncio.gather(*waiting)} <= {"first", "b"}
+    assert await asked(callers, "one")
