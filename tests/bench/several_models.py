@@ -5,7 +5,7 @@ usage: python -m tests.bench.several_models [mixed|faults|loading|hop ...] [--re
 mixed    three small models and the default one in a bound that holds two of them: requests of the Python
          client, the Node client (`npm ci` in clients/node before) and the OpenAI API, each answer compared
          with that of its model alone, and the sum of PSS of all processes, sampled throughout
-faults   SIGKILL and SIGSTOP of each process of one model, and of the router, under streams of two models
+faults   SIGKILL and SIGSTOP of each process of one model, of router and gateway, under streams of two models
 loading  time to the first token of a warm model (an oracle) while the default model loads, and without
 hop      streams of an oracle without step time through the router, and at its scheduler's own socket
 
@@ -203,8 +203,9 @@ class Paced:
     ids: list[int] = field(default_factory=list)
     gap_s: float = 0.0
     error: str = ""
+    begun: threading.Event = field(default_factory=threading.Event)
 
-    def read(self, client: paceline.Client, model: str, begun: threading.Event) -> None:
+    def read(self, client: paceline.Client, model: str) -> None:
         """Read one to its end."""
         last = 0.0
         try:
@@ -214,51 +215,69 @@ class Paced:
                     self.gap_s = max(self.gap_s, now - last) if last else 0.0
                     last = now
                     self.ids += event.token_ids
-                    begun.set()
+                    self.begun.set()
         except paceline.PacelineError as error:
             self.error = repr(error)
+            self.begun.set()
+
+
+VICTIMS = {
+    "second's executor": f"vocab-size={SMALL['second']}",
+    "second's scheduler": "--model-name=second",
+    "second's tokenizer": "scheduler_service.text.worker",
+    "router": "-m paceline_router",
+    "gateway": "-m paceline_openai",
+}
+"""What is killed and stopped: processes by their command lines, of which the last one is second's."""
+
+
+def victim_of(serve: Serve, victim: str) -> int:
+    """A process's id."""
+    found = [one for one in family(serve.process.pid)[1:] if VICTIMS[victim] in _command(one)]
+    if victim == "router":  # the older one: the other waits to take its place
+        return min(found, key=lambda pid: Path(f"/proc/{pid}").stat().st_ctime)
+    return found[-1]
 
 
 def faults() -> list[Line]:
     """Streams are the same whatever dies or freezes, and another model's do not pause."""
     lines = []
     with (
-        serving_models(entries(["first", "second"], **{"step-ms": 20})) as serve,
+        serving_models(entries(["first", "second"], **{"step-ms": 20}), "--openai", "0") as serve,
         paceline.Client(serve.address, failover_timeout_s=120) as client,
     ):
 
-        def strike(pid: int | None, number: signal.Signals) -> dict[str, Paced]:
-            found, begun = {name: Paced() for name in ("first", "second")}, threading.Event()
-            threads = [
-                threading.Thread(target=one.read, args=(client, name, begun)) for name, one in found.items()
-            ]
+        def strike(victim: str, number: signal.Signals) -> dict[str, Paced]:
+            found = {name: Paced() for name in ("first", "second")}
+            threads = [threading.Thread(target=one.read, args=(client, name)) for name, one in found.items()]
             for thread in threads:
                 thread.start()
-            begun.wait()
-            if pid is not None:
-                os.kill(pid, number)
+            for one in found.values():
+                one.begun.wait()
+            if victim:
+                os.kill(victim_of(serve, victim), number)
             for thread in threads:
                 thread.join()
             return found
 
-        calm = strike(None, signal.SIGKILL)
+        calm = strike("", signal.SIGKILL)
         lines.append(Line("faults", "nothing: longest gap, s", max(one.gap_s for one in calm.values())))
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            for victim, mark in (
-                ("executor", f"vocab-size={SMALL['second']}"),
-                ("scheduler", "--model-name=second"),
-                ("router", "paceline_router"),
-            ):
-                pid = next(one for one in family(serve.process.pid)[1:] if mark in _command(one))
-                found = strike(pid, number)
+            for victim in VICTIMS:
+                found = strike(victim, number)
                 same = all(one.ids == calm[name].ids for name, one in found.items())
-                what = f"{number.name} of the {'' if victim == 'router' else 'second '}{victim}"
-                lines.append(Line("faults", f"{what}: the same tokens", float(same), least=1))
-                bound = None if victim == "router" else 1.0
-                lines.append(
-                    Line("faults", f"{what}: first's longest gap, s", found["first"].gap_s, most=bound)
-                )
-                lines.append(Line("faults", f"{what}: second's longest gap, s", found["second"].gap_s))
+                what = f"{number.name} of the {victim}".replace("the second", "second")
+                own = victim.startswith("second")
+                lines += [
+                    Line("faults", f"{what}: the same tokens", float(same), least=1),
+                    Line("faults", f"{what}: first's longest gap, s", found["first"].gap_s, most=1),
+                    Line(
+                        "faults",
+                        f"{what}: second's longest gap, s",
+                        found["second"].gap_s,
+                        most=None if own else 1.0,
+                    ),
+                ]
                 print(*(one.error for one in found.values() if one.error), sep="\n")
     return lines
 

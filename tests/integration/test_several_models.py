@@ -69,6 +69,12 @@ def processes(serve: Serve, kind: str) -> dict[str, int]:
     }
 
 
+def pids_of(serve: Serve, module: str) -> list[int]:
+    """Processes of a module, the oldest first."""
+    pids = Path(f"/proc/{serve.process.pid}/task/{serve.process.pid}/children").read_text().split()
+    return [int(pid) for pid in pids if f"-m\0{module}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 def test_each_call_reaches_the_model_that_it_names_and_has_its_tokens(service: Serve, tmp_path: Path) -> None:
     with paceline.Client(service.address) as client:
         answers = {name: tokens(client, name) for name in SIZES}
@@ -145,6 +151,37 @@ def test_a_killed_process_of_one_model_leaves_all_streams_with_the_same_tokens(
         assert gone(victim)
         now = processes(service, kind)
         assert {name: now[name] for name in others} == others  # nobody else was restarted
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_router_takes_the_place_of_one_that_is_killed_or_stopped_under_its_streams(
+    service: Serve, number: signal.Signals
+) -> None:
+    with paceline.Client(service.address, failover_timeout_s=300) as client:
+        undisturbed = {name: tokens(client, name) for name in ("a", "c:1")}
+        found: dict[str, list[int]] = {}
+        started = {name: threading.Event() for name in undisturbed}
+
+        def stream(name: str) -> None:
+            found[name] = tokens(client, name, started[name])
+
+        while len(routers := pids_of(service, "paceline_router")) < 2:
+            pass  # the last test's spare one is being replaced
+        threads = [threading.Thread(target=stream, args=(name,)) for name in undisturbed]
+        for thread in threads:
+            thread.start()
+        for event in started.values():
+            assert event.wait(60)
+        os.kill(routers[0], number)
+        for thread in threads:
+            thread.join()
+        assert found == undisturbed
+        assert gone(routers[0])
+        assert pids_of(service, "paceline_router")[0] == routers[1]
+    service.wait_for(
+        r"router (frozen: stopped by a signal; )?died \(SIGKILL\); another takes its place",
+        1 + (number is signal.SIGSTOP),
+    )
 
 
 def test_a_model_that_can_not_load_fails_alone_and_says_why(tmp_path: Path) -> None:

@@ -122,6 +122,9 @@ class RoutedCalls(grpc.GenericRpcHandler):
         if data is grpc.aio.EOF:
             text = "request: is missing"
             raise refusal(text, "INVALID_REQUEST", _Code.INVALID_ARGUMENT, field="request")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY_S):
+                await self._supervisor.known()
         if not self._supervisor.models.version:
             raise try_again("the models are not known yet", "NOT_READY")
         field = ""

@@ -80,6 +80,11 @@ class SupervisorConnection:
         """Wait until something was told."""
         await self._change.wait()
 
+    async def known(self) -> None:
+        """Wait until it was told which models there are."""
+        while not self.models.version:
+            await self.changed()
+
     async def served(self, name: str) -> RoutedModel:
         """The model, once it serves, or won't; it is loaded for this call if it isn't."""
         with self.using("wanted", name):

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import select
 import signal
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from paceline.cli.restarts import Restarts
 from paceline.cli.supervisor import Child, ChildFailed
-from paceline.cli.watch import OnServing
+from paceline.cli.watch import OnServing, or_stopped
 
 SERVICE = """
 import os, pathlib, signal, sys, time
@@ -103,6 +104,67 @@ async def test_secrets_are_written_at_every_start_and_shown_nowhere(
     await said.until(lambda lines: lines.count("secrets: sesame") == 2)
     await service.stop()
     await keeping
+
+
+SAYS_THAT_IT_IS_READY = "import os, sys; print('ready', os.getpid(), flush=True)\n" + SAYS_ITS_SECRETS
+
+
+def ready(lines: list[str]) -> list[int]:
+    """Process ids of the runs that were begun."""
+    return [int(line.split()[1]) for line in lines if line.startswith("ready ")]
+
+
+async def test_a_spare_process_takes_the_place_of_one_that_has_ended_and_is_replaced(tmp_path: Path) -> None:
+    said = Said()
+    service = child(tmp_path, said, SAYS_THAT_IT_IS_READY, secrets=b"sesame\n", has_spare=True)
+    await service.start(0)
+    keeping = asyncio.create_task(service.keep_running())
+    await said.until(lambda lines: len(ready(lines)) == 2)
+    first, spare = ready(said.lines)
+    assert (service.pid, said.lines.count("secrets: sesame")) == (first, 1)
+    os.kill(first, signal.SIGKILL)
+    await said.until(lambda lines: lines.count("secrets: sesame") == 2)
+    assert service.pid == spare
+    assert any("died (SIGKILL); another takes its place" in line for line in said.lines)
+    await said.until(lambda lines: len(ready(lines)) == 3)
+    os.kill(ready(said.lines)[2], signal.SIGKILL)
+    await said.until(lambda lines: len(ready(lines)) == 4)
+    left = os.pidfd_open(ready(said.lines)[3])
+    await service.stop()
+    await keeping
+    await asyncio.to_thread(select.select, [left], [], [])  # the spare process ends too
+    os.close(left)
+
+
+async def test_a_spare_process_that_is_stopped_by_a_signal_takes_no_place(tmp_path: Path) -> None:
+    said = Said()
+    service = child(tmp_path, said, SAYS_THAT_IT_IS_READY, secrets=b"sesame\n", has_spare=True)
+    await service.start(0)
+    keeping = asyncio.create_task(service.keep_running())
+    await said.until(lambda lines: len(ready(lines)) == 2)
+    first, spare = ready(said.lines)
+    os.kill(spare, signal.SIGSTOP)
+    await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WSTOPPED | os.WNOWAIT)
+    os.kill(first, signal.SIGKILL)
+    await said.until(lambda lines: lines.count("secrets: sesame") == 2)
+    assert service.pid not in (None, first, spare)
+    await service.stop()
+    await keeping
+
+
+async def test_a_process_with_another_for_its_place_is_frozen_as_soon_as_a_signal_has_stopped_it() -> None:
+    async def never(pid: int, _on_serving: OnServing) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    process = await asyncio.create_subprocess_exec("sleep", "1000")
+    watching = asyncio.create_task(or_stopped(never)(process.pid, lambda: None))
+    process.send_signal(signal.SIGSTOP)
+    try:
+        assert await asyncio.wait_for(watching, 60) == "stopped by a signal"
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from service_kit.clock import RunningClock
 
 from paceline.channel import Link, open_aio_channel
 from paceline.cli.activity import activity
-from paceline.cli.freeze_detector import FreezeDetector
+from paceline.cli.freeze_detector import Activity, FreezeDetector
 from paceline.cli.gateway_probe import probe_status
 
 _TICK_S = 0.25
 _PROBE_INTERVAL_S = 1.0
 _RETRY_S = 0.2  # after an unanswered probe
 _PROBE_TIMEOUT_S = 3.0
+_LOOK_S, _STOPPED_LOOKS = 0.1, 3
 _UNANSWERED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
@@ -75,6 +76,33 @@ def watch_gateway(socket: Path) -> Watch:
         return await _until_frozen(pid, probe)
 
     return watch_process
+
+
+def or_stopped(watch: Watch) -> Watch:
+    """A Watch for a process whose place another one takes at once: SIGSTOP freezes it in 0.2 s."""
+
+    async def watch_process(pid: int, on_serving: OnServing) -> str:
+        waits = [
+            asyncio.ensure_future(watch(pid, on_serving)),
+            asyncio.ensure_future(_until_stopped(pid)),
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    return watch_process
+
+
+async def _until_stopped(pid: int) -> str:
+    """Wait until a process was stopped by a signal in _STOPPED_LOOKS looks in a row; the reason."""
+    looks = 0
+    while looks < _STOPPED_LOOKS:
+        await asyncio.sleep(_LOOK_S)
+        looks = looks + 1 if activity(pid) is Activity.STOPPED else 0
+    return "stopped by a signal"
 
 
 async def _until_frozen(pid: int, probe: Callable[[], Awaitable[bool]]) -> str:

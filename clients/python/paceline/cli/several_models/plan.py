@@ -13,7 +13,7 @@ from paceline.cli.stack import StackConfig
 from paceline.cli.supervisor import ChildFailed
 
 _SCHEDULER_BYTES = 176 << 20  # of a scheduler and its tokenizer process
-_SERVE_BYTES, _GATEWAY_BYTES = 128 << 20, 112 << 20  # of this process and the router; of one gateway
+_SERVE_BYTES, _GATEWAY_BYTES = 160 << 20, 112 << 20  # of this process and two routers; of one gateway
 _GB = 1e9
 
 

@@ -26,7 +26,7 @@ from paceline.cli.stack import (
 )
 from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
-from paceline.cli.watch import watch_socket
+from paceline.cli.watch import or_stopped, watch_socket
 
 _ROUTER = "paceline_router"
 _WAITS = "others are put away for it first"
@@ -79,7 +79,8 @@ class ModelStacks:
             files.port,
             say,
             secrets=StackSecrets(config.client_token).router_line(),
-            watch=watch_socket(files.socket),
+            watch=or_stopped(watch_socket(files.socket)),
+            has_spare=True,
         )
         self.gateways: list[Child] = []
 
