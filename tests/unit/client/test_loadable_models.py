@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from paceline.cli.several_models.memory import (
     FIRST_RETRY_S,
     LAST_RETRY_S,
+    PAUSE_S,
     TURN_S,
     LoadableModel,
     Moves,
@@ -46,12 +47,28 @@ def test_the_least_recently_used_model_without_streams_goes_first_and_one_that_s
 
 def test_a_model_with_streams_has_its_turn_and_goes_then_for_one_that_waits() -> None:
     models = {
-        "a": LoadableModel(need=4, state=SERVING, busy=True, loaded_at=100.0),
+        "a": LoadableModel(need=4, state=SERVING, busy=True, load_at=99.0, loaded_at=100.0),
         "b": LoadableModel(need=4),
     }
     assert told(moves(models, ["b"], 4, 101.0)) == ([], [], 100.0 + TURN_S)
     assert told(moves(models, ["b"], 4, 100.0 + TURN_S)) == ([], ["a"], None)
     assert told(moves(models, [], 4, 1e9)) == ([], [], None)  # for nobody it stays
+    models["a"].load_at = 70.0
+    assert told(moves(models, ["b"], 4, 129.0)) == ([], [], 130.0)  # it had its load's time
+    assert told(moves(models, ["b"], 4, 130.0)) == ([], ["a"], None)
+
+
+def test_a_model_between_two_requests_of_a_client_is_kept_for_the_next_until_its_turn_ends() -> None:
+    """Without that, one would be put away when its first requests are answered, and loaded again at once."""
+    models = {
+        "a": LoadableModel(need=4, state=SERVING, load_at=99.0, loaded_at=100.0, used_at=104.0),
+        "b": LoadableModel(need=4),
+    }
+    assert told(moves(models, ["b"], 4, 104.5)) == ([], [], 104.0 + PAUSE_S)
+    assert told(moves(models, ["b"], 4, 104.0 + PAUSE_S)) == ([], ["a"], None)
+    models["a"].used_at = 99.5 + TURN_S
+    assert told(moves(models, ["b"], 4, 99.5 + TURN_S)) == ([], [], 100.0 + TURN_S)
+    assert told(moves(models, ["b"], 4, 100.0 + TURN_S)) == ([], ["a"], None)
 
 
 def test_nobody_overtakes_a_model_that_waits_for_memory() -> None:
@@ -108,7 +125,7 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
     loading: dict[str, int] = {}
     longest = max((lasts for _, _, lasts in waiting), default=0)
     # Each model's turn, with streams that began at its end, for each other one, in as many rounds as needed.
-    end = 41 + (len(needs) + 1) * (int(TURN_S) + longest + load_s + 3)
+    end = 41 + (len(needs) + 1) * (int(TURN_S) + longest + load_s + 4)
     for now in range(end):
         arrived += [(name, lasts) for at, name, lasts in waiting if at == now]
         live = [(name, until) for name, until in live if until > now]
@@ -134,6 +151,7 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
             models[name].state = ModelState.DRAINING
         for name in found.load:
             models[name].state, loading[name] = ModelState.LOADING, now + load_s
+            models[name].load_at = now
         held = sum(
             one.need or 0 for one in models.values() if one.state not in (AVAILABLE, ModelState.FAILED)
         )

@@ -2,7 +2,7 @@
 
 Models are loaded in the order in which calls began to wait for them, and none overtakes, so each gets its
 turn. For one that does not fit, those that are not used go first, the least recently used one before the
-others; then one that is in use, once it has had `TURN_S`: its live streams end, and its new calls wait.
+others; then one that is in use, once it has had its turn: its live streams end, and its new calls wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from paceline_router.models import ModelState
 
 TURN_S = 10.0
-"""Time that a loaded model has at least for streams that others wait for."""
+"""Time that a loaded model that is in use has at least while others wait for its memory; as long as its load
+took, if that is longer: so loads take at most half of the time."""
+PAUSE_S = 1.0
+"""A model is in use for so long after its last stream: a client's next request is often on its way."""
 FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
 """Time in which a model that has failed is not loaded again: doubled each time."""
 _HELD = (ModelState.LOADING, ModelState.SERVING, ModelState.DRAINING)
@@ -28,6 +31,7 @@ class LoadableModel:
     need: int | None = None  # bytes, from the beginning of its load on; None: unknown
     state: ModelState = ModelState.AVAILABLE
     busy: bool = False  # it has streams, or may have some that are not known yet
+    load_at: float = 0.0  # the beginning of its last load
     loaded_at: float = 0.0
     used_at: float = 0.0  # the end of its last use
     retry_at: float = 0.0  # when one that has failed may be loaded again
@@ -37,6 +41,11 @@ class LoadableModel:
         """Record that the model could not be loaded, or kept running."""
         self.retry_at = now + min(FIRST_RETRY_S * 2.0**self.failures, LAST_RETRY_S)
         self.failures += 1
+
+    @property
+    def turn_ends_at(self) -> float:
+        """Until when the model is not put away for another while it is in use."""
+        return self.loaded_at + max(TURN_S, self.loaded_at - self.load_at)
 
     def serves(self, now: float) -> None:
         """Record that the model is loaded."""
@@ -93,8 +102,9 @@ def _make_room(short: int, models: Mapping[str, LoadableModel], found: Moves, no
     for name, one in sorted(others, key=lambda other: (other[1].busy, other[1].used_at)):
         if short <= 0 or name in leaving:
             continue
-        if one.busy and one.loaded_at + TURN_S > now:
-            found.look_at(one.loaded_at + TURN_S)
+        at = one.turn_ends_at if one.busy else min(one.turn_ends_at, one.used_at + PAUSE_S)
+        if at > now:
+            found.look_at(at)
             continue
         found.put_away.append(name)
         short -= one.need or 0

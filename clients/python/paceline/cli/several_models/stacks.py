@@ -92,6 +92,7 @@ class ModelStacks:
     def load(self, name: str) -> None:
         """Begin to load a model that has no processes, unless all processes are being stopped."""
         if not (self._models[name].is_held or self._stopping):
+            self._loadable[name].load_at = self._clock()
             self._tell(name, ModelState.LOADING)
             self._keeping[name] = asyncio.create_task(self._keep(self._launches[name]), name=f"model {name}")
 
