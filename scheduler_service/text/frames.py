@@ -25,6 +25,8 @@ LARGE_NICENESS = 15
 """Niceness of lane 1's thread, and of lane 0's once its job has taken long."""
 EXIT_MEMORY = 3
 """Exit status of a tokenizer process that has reached its memory limit."""
+MEMORY_MIB, CPU_S = 1536, 10.0
+"""Default limits of a tokenizer process's memory, and of the CPU time of one job in it."""
 
 
 def encode_head(header: Mapping[str, object], payload_bytes: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from scheduler_service.text.frames import Header
+from scheduler_service.text.frames import CPU_S, MEMORY_MIB, Header
 
 WALL_FACTOR = 12
 """Ratio of a job's wall-time limit to its CPU-time limit."""
@@ -15,8 +15,8 @@ WALL_FACTOR = 12
 class TextLimits:
     """Memory of one tokenizer process, and time of one job in it."""
 
-    memory_mib: int = 1536
-    cpu_s: float = 10.0  # for one prompt, or to load a tokenizer
+    memory_mib: int = MEMORY_MIB
+    cpu_s: float = CPU_S  # for one prompt, or to load a tokenizer
 
     @property
     def wall_s(self) -> float:

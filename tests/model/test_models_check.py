@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.cli import models_check
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from executor_service.backends.torch_backend.examine import examined
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
@@ -70,6 +72,25 @@ def test_what_is_missing_is_told_by_its_name(tiny: Path, tmp_path: Path) -> None
     (mute / "tokenizer.json").unlink()
     assert "tokenizer.json" in examined(mute)["tokenizer_problem"]
     assert not examined(mute)["problem"]
+
+
+def test_a_strangers_template_is_read_under_the_limits_of_a_schedulers_tokenizer(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = changed(tiny, tmp_path / "endless")
+    template = "{{ 7 ** 999999999 }}"  # computed when the template is compiled
+    (endless / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+    def command(module: str, *arguments: str) -> list[str]:
+        limits = ["512", "1"] if "text.worker" in module else []
+        return [sys.executable, "-m", module, *arguments, *limits]
+
+    monkeypatch.setattr(models_check, "command", command)
+    done = CliRunner().invoke(models_check.models, ["check", str(endless)])
+    assert done.exit_code == 0, done.output  # the model can be loaded
+    assert re.search(
+        r"^tokenizer +no, .*limits of .*processor time ended \(SIGXCPU\)", done.output, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("name", TOOL_STYLES)

@@ -1,7 +1,8 @@
-"""`python -m scheduler_service.text.worker.examine`: what a scheduler makes of a tokenizer's files.
+"""`python -m scheduler_service.text.worker.examine [MEMORY_MIB CPU_S]`: whether a tokenizer can be used.
 
 Reads the files that an executor has for schedulers as a JSON object from standard input, and prints one:
-why the tokenizer or the template can't be used (""), and what chats can do.
+why the tokenizer or the template can't be used (""), and what chats can do. The files are strangers': the
+kernel ends this process where it would end a scheduler's tokenizer process, by default with default settings.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler_service.chat import formats, reasoning
+from scheduler_service.text.frames import CPU_S, MEMORY_MIB
+from scheduler_service.text.worker import limits
 from scheduler_service.text.worker.encoder import Encoder, Files
 
 
@@ -21,6 +24,8 @@ def examined(sent: Mapping[str, Any]) -> dict[str, object]:
     template, found = files.chat_template, {"problem": "", "template_problem": ""}
     try:
         encoder = Encoder(files)
+    except MemoryError:
+        raise
     except BaseException as error:  # `tokenizers` raises Exception, and PanicException
         if not template:
             return {**found, "problem": str(error) or type(error).__name__}
@@ -37,5 +42,13 @@ def examined(sent: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-if __name__ == "__main__":
+def main(memory_mib: int = MEMORY_MIB, cpu_s: float = CPU_S) -> None:
+    """Set the limits, then answer."""
+    limits.die_with_parent()
+    limits.limit_memory(memory_mib)
+    limits.extend_cpu(cpu_s)
     print(json.dumps(examined(json.load(sys.stdin))))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

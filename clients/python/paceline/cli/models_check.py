@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.child_run import cause
 from paceline.cli.common import console, fail
 from paceline.cli.models.local import find_local
 from paceline.cli.services import command
@@ -37,7 +39,7 @@ def check(
     path = str(local.path) if local is not None else model
     found = _run("executor_service.backends.torch_backend.examine", [path], "")
     files = found.pop("tokenizer")
-    found["chats"] = _run("scheduler_service.text.worker.examine", [], json.dumps(files)) if files else None
+    found["chats"] = _examined_text(files) if files else None
     if as_json:
         console.print_json(json.dumps(found))
     else:
@@ -56,6 +58,17 @@ def _run(module: str, arguments: list[str], sent: str) -> dict[str, Any]:
         fail(f"{module} ended with status {done.returncode}")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+def _examined_text(files: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler makes of a tokenizer's files, under its limits."""
+    examine = command("scheduler_service.text.worker.examine")
+    done = subprocess.run(examine, input=json.dumps(files).encode(), capture_output=True, check=False)
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout))
+    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    how = cause(done.returncode) + (f", {said[:200]}" if said else "")
+    return {"problem": f"reading it under a scheduler's limits of memory and processor time ended ({how})"}
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
