@@ -274,10 +274,8 @@ def test_the_openai_door_serves_the_others_while_the_first_model_is_gone(tmp_pat
         status, answer = ask(door, "")
         assert (status, "model first: failed" in answer["error"]["message"]) == (503, True), answer
         with urlopen(f"{door}/models", timeout=60) as listed:
-            assert {one["id"]: one.get("state") for one in json.load(listed)["data"]} == {
-                "b": None,
-                "first": "failed",
-            }
+            found = {one["id"]: one.get("state") for one in json.load(listed)["data"]}
+        assert (found["b"], found["first"] in ("failed", "loading")) == (None, True), found
 
 
 def test_one_token_is_demanded_for_all_models(tmp_path: Path) -> None:

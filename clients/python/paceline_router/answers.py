@@ -85,6 +85,8 @@ class RouterAnswers:
 
     async def _unload(self, request: admin_pb2.UnloadModelRequest, context: _Context) -> None:
         unloaded = await self._supervisor.put_away(self._administered(request.model, "UnloadModel", context))
+        if self._supervisor.closing:
+            raise try_again("shutting down", "DRAINING")
         await context.write(admin_pb2.UnloadModelResponse(unloaded=unloaded).SerializeToString())
 
     def refused(self, context: _Context, method: str, code: grpc.StatusCode, reason: str) -> None:

@@ -93,7 +93,7 @@ class SupervisorConnection:
         return model
 
     async def put_away(self, name: str) -> bool:
-        """Have a model put away, and wait for that; False: it was not loaded."""
+        """Have a model put away, and wait for that, or for `close`; False: it was not loaded."""
         before = self.models[name]
         with self.using("unwanted", name):
             while (model := self.models[name]).is_held and model.loads == before.loads and not self.closing:

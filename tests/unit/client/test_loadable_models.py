@@ -105,6 +105,18 @@ def test_a_model_that_has_failed_is_loaded_again_after_a_time_that_doubles() -> 
     assert one.retry_at == FIRST_RETRY_S
 
 
+def test_a_model_that_stays_and_has_failed_is_loaded_again_without_a_call() -> None:
+    """A balancer may send none to an address whose only model has failed."""
+    models = {
+        "kept": LoadableModel(stays=True, need=4, state=ModelState.FAILED, retry_at=5.0),
+        "on demand": LoadableModel(need=4, state=ModelState.FAILED, retry_at=6.0),
+        "other": LoadableModel(need=4, state=SERVING, busy=True),
+    }
+    assert told(moves(models, [], 8, 4.0)) == ([], [], 5.0)
+    assert told(moves(models, [], 8, 7.0)) == (["kept"], [], None)
+    assert told(moves(models, ["on demand"], 8, 7.0)) == (["kept"], [], TURN_S)  # it comes first
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     needs=st.lists(st.integers(1, 10), min_size=2, max_size=6),

@@ -140,6 +140,33 @@ async def test_a_model_that_was_put_away_and_is_loaded_again_is_not_put_away_twi
     listener.close()
 
 
+async def test_a_model_that_stays_and_could_not_be_loaded_serves_later_without_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems, started = ["no memory", "no memory"], asyncio.Event()
+
+    @asynccontextmanager
+    async def starting(*_: object) -> AsyncIterator[FakeStack]:
+        if problems:
+            raise ChildFailed(problems.pop())
+        started.set()
+        yield FakeStack()
+
+    monkeypatch.setattr("paceline.cli.several_models.stacks.starting", starting)
+    monkeypatch.setattr("paceline.cli.several_models.memory.FIRST_RETRY_S", 0.01)
+    stacks = ModelStacks(
+        ModelsConfig((launch("x"),), "127.0.0.1", 0), {}, tmp_path, lambda *_: None, lambda *_: None
+    )
+    arranging = asyncio.create_task(stacks.arrange())
+    stacks.load("x")
+    async with asyncio.timeout(LIMIT_S):
+        await started.wait()
+        await stacks.settled(["x"])
+    assert (stacks.models["x"].state, stacks.models["x"].loads) == (ModelState.SERVING, 3)
+    arranging.cancel()
+    await stacks.stop()
+
+
 def test_a_model_that_can_not_fit_beside_those_that_stay_is_refused_by_its_name() -> None:
     models = launch("stays"), launch("small", on_demand=True), launch("large", on_demand=True)
     config = ModelsConfig(models, "127.0.0.1", 0, memory=1 << 30)

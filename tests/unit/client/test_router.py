@@ -26,6 +26,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import (
 from paceline_router.calls import MAX_CALLS
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 from paceline_router.server import RouterServer, RouterSettings
+from paceline_router.supervisor_connection import Use
 from service_kit.identity import token_hash
 from service_kit.process import Shutdown
 
@@ -91,10 +92,10 @@ class Routed:
         while ModelUse.of(await self._reader.readline()).read < self._version:
             pass
 
-    async def wanted(self, name: str) -> None:
-        """Wait until a call waits for a model."""
+    async def used(self, use: Use, name: str) -> None:
+        """Wait until a call uses a model so."""
         async with asyncio.timeout(LIMIT_S):
-            while name not in ModelUse.of(await self._reader.readline()).wanted:
+            while name not in getattr(ModelUse.of(await self._reader.readline()), use):
                 pass
 
     async def scheduler(
@@ -218,7 +219,7 @@ async def test_calls_that_wait_for_one_model_keep_none_from_waiting_for_another(
         await routed.stub.Score(pb.ScoreRequest(model="x"), timeout=LIMIT_S)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     other = routed.stub.Score(pb.ScoreRequest(model="y"), timeout=LIMIT_S)
-    await routed.wanted("y")
+    await routed.used("wanted", "y")
     serving, _ = await routed.scheduler("y")
     await routed.tell(x, serving)
     assert (await other).request_id == "y"
@@ -258,6 +259,16 @@ async def test_an_attempt_to_load_a_model_without_the_right_is_recorded(tmp_path
         assert refused_calls(routed) == {("LoadModel", "PERMISSION"): 1}
     finally:
         await routed.stop()
+
+
+async def test_a_router_that_shuts_down_does_not_say_that_a_model_was_put_away(routed: Routed) -> None:
+    model, _ = await routed.scheduler("m")
+    await routed.tell(model)
+    stub = AdminServiceStub(routed.channel)
+    unload = stub.UnloadModel(admin_pb2.UnloadModelRequest(model="m"), timeout=LIMIT_S)
+    await routed.used("unwanted", "m")
+    await routed.server.drain(Shutdown())
+    assert await unload.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("name", ["nobody", "failed"])

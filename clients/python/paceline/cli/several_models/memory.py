@@ -79,7 +79,9 @@ def moves(models: Mapping[str, LoadableModel], wanted: Sequence[str], bound: int
             else:
                 found.look_at(one.used_at + one.keep_alive_s)
     held = sum(one.need or 0 for one in models.values() if one.state in _HELD)
-    for name in wanted:
+    # One that stays is wanted by nobody's call: while it is the only one, a balancer sends none.
+    lost = [name for name, one in models.items() if one.stays and one.state is ModelState.FAILED]
+    for name in dict.fromkeys((*lost, *wanted)):
         one = models[name]
         if one.state in _HELD or (one.state is ModelState.FAILED and one.retry_at > now):
             continue
