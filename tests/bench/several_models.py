@@ -5,7 +5,8 @@ usage: python -m tests.bench.several_models [mixed|faults|loading|hop ...] [--re
 mixed    three small models and the default one in a bound that holds two of them: requests of the Python
          client, the Node client (`npm ci` in clients/node before) and the OpenAI API, each answer compared
          with that of its model alone, and the sum of PSS of all processes, sampled throughout
-faults   SIGKILL and SIGSTOP of each process of one model, of router and gateway, under streams of two models
+faults   SIGKILL and SIGSTOP of each process of one model, of router and gateway, a load, and one that fails,
+         under streams of two models
 loading  time to the first token of a warm model (an oracle) while the default model loads, and without
 hop      streams of an oracle without step time through the router, and at its scheduler's own socket
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -202,7 +205,6 @@ class Paced:
 
     ids: list[int] = field(default_factory=list)
     gap_s: float = 0.0
-    error: str = ""
     begun: threading.Event = field(default_factory=threading.Event)
 
     def read(self, client: paceline.Client, model: str) -> None:
@@ -217,7 +219,7 @@ class Paced:
                     self.ids += event.token_ids
                     self.begun.set()
         except paceline.PacelineError as error:
-            self.error = repr(error)
+            print(model, repr(error))
             self.begun.set()
 
 
@@ -231,55 +233,72 @@ VICTIMS = {
 """What is killed and stopped: processes by their command lines, of which the last one is second's."""
 
 
-def victim_of(serve: Serve, victim: str) -> int:
-    """A process's id."""
-    found = [one for one in family(serve.process.pid)[1:] if VICTIMS[victim] in _command(one)]
-    if victim == "router":  # the older one: the other waits to take its place
-        return min(found, key=lambda pid: Path(f"/proc/{pid}").stat().st_ctime)
-    return found[-1]
-
-
 def faults() -> list[Line]:
-    """Streams are the same whatever dies or freezes, and another model's do not pause."""
+    """Streams are the same whatever dies, freezes or can't be loaded, and another model's do not pause."""
     lines = []
-    with (
-        serving_models(entries(["first", "second"], **{"step-ms": 20}), "--openai", "0") as serve,
-        paceline.Client(serve.address, failover_timeout_s=120) as client,
-    ):
-
-        def strike(victim: str, number: signal.Signals) -> dict[str, Paced]:
-            found = {name: Paced() for name in ("first", "second")}
-            threads = [threading.Thread(target=one.read, args=(client, name)) for name, one in found.items()]
-            for thread in threads:
-                thread.start()
-            for one in found.values():
-                one.begun.wait()
-            if victim:
-                os.kill(victim_of(serve, victim), number)
-            for thread in threads:
-                thread.join()
-            return found
-
-        calm = strike("", signal.SIGKILL)
-        lines.append(Line("faults", "nothing: longest gap, s", max(one.gap_s for one in calm.values())))
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            for victim in VICTIMS:
-                found = strike(victim, number)
+    with tempfile.TemporaryDirectory() as directory:
+        file = shutil.copy(default_model(), directory)
+        models = [
+            *entries(["first", "second"], **{"step-ms": 20}),
+            default_entry(),
+            default_entry() | {"name": "deleted", "model": file},
+        ]
+        with (
+            serving_models(models, "--openai", "0") as serve,
+            paceline.Client(serve.address, failover_timeout_s=120) as client,
+        ):
+            calm = _beside(client, lambda: None)
+            lines.append(Line("faults", "nothing: longest gap, s", max(one.gap_s for one in calm.values())))
+            events: dict[str, Callable[[], None]] = {
+                f"{number.name} of {victim}": partial(_strike, serve, victim, number)
+                for number in (signal.SIGKILL, signal.SIGSTOP)
+                for victim in VICTIMS
+            }
+            events["load of the default model"] = partial(client.load_model, "default")
+            events["load of a deleted file"] = partial(_load_of_deleted, client, Path(file))
+            for what, event in events.items():
+                found = _beside(client, event)
                 same = all(one.ids == calm[name].ids for name, one in found.items())
-                what = f"{number.name} of the {victim}".replace("the second", "second")
-                own = victim.startswith("second")
+                own = "of second" in what
                 lines += [
                     Line("faults", f"{what}: the same tokens", float(same), least=1),
                     Line("faults", f"{what}: first's longest gap, s", found["first"].gap_s, most=1),
-                    Line(
-                        "faults",
-                        f"{what}: second's longest gap, s",
-                        found["second"].gap_s,
-                        most=None if own else 1.0,
-                    ),
+                    Line("faults", f"{what}: second's, s", found["second"].gap_s, most=None if own else 1.0),
                 ]
-                print(*(one.error for one in found.values() if one.error), sep="\n")
     return lines
+
+
+def _beside(client: paceline.Client, event: Callable[[], None]) -> dict[str, Paced]:
+    """Streams of two models, which have begun when the event happens."""
+    found = {name: Paced() for name in ("first", "second")}
+    threads = [threading.Thread(target=one.read, args=(client, name)) for name, one in found.items()]
+    for thread in threads:
+        thread.start()
+    for one in found.values():
+        one.begun.wait()
+    event()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def _strike(serve: Serve, victim: str, number: signal.Signals) -> None:
+    """Send a signal to a process of `VICTIMS`."""
+    found = [one for one in family(serve.process.pid)[1:] if VICTIMS[victim] in _command(one)]
+    if victim == "router":  # the older one: the other waits to take its place
+        found.sort(key=lambda pid: Path(f"/proc/{pid}").stat().st_ctime, reverse=True)
+    os.kill(found[-1], number)
+
+
+def _load_of_deleted(client: paceline.Client, file: Path) -> None:
+    """Load a model whose file is gone; that must fail with the file's name."""
+    file.unlink()
+    said = ""
+    try:
+        client.load_model("deleted")
+    except paceline.PacelineError as error:
+        said = str(error)
+    assert file.name in said, said
 
 
 def _command(pid: int) -> str:
