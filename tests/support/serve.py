@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from tests.support.checkout import environment
 from tests.support.fork_server import Command, ForkedProcess
@@ -102,6 +106,18 @@ def run(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedP
             process.kill()
         stdout, stderr = (os.pread(each.fileno(), 1 << 24, 0).decode() for each in (out, err))
     return subprocess.CompletedProcess(list(arguments), status, stdout, stderr)
+
+
+def completion(door: str, model: str) -> tuple[int, dict[str, Any]]:
+    """What the OpenAI API at this URL answers a model's prompt: the status, and the body. "": no model."""
+    asked = {"prompt": "x", "max_tokens": 3, "temperature": 0, "logprobs": 1}
+    request = Request(f"{door}/completions", json.dumps(asked | ({"model": model} if model else {})).encode())
+    request.add_header("content-type", "application/json")
+    try:
+        with urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
 
 
 def gone(pid: int) -> bool:

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import typer
-from paceline.cli.several_models.config import ForAllModels, models_config
 from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig
 from paceline.cli.several_models.stacks import ModelStacks, named_lines
 from paceline.cli.stack import StackConfig
@@ -176,35 +174,6 @@ def test_a_model_that_can_not_fit_beside_those_that_stay_is_refused_by_its_name(
     ):
         config.check_fits({"stays": 400 << 20, "small": 400 << 20, "large": 600 << 20})
     ModelsConfig(models, "127.0.0.1", 0).check_fits({"large": 1 << 60})  # without a bound
-
-
-def config_of(directory: Path, scheduler: str) -> ModelsConfig:
-    """Of a file with one model whose scheduler has these settings."""
-    (directory / "m.yaml").write_text(f"models: [{{name: a, scheduler: {scheduler}}}]\n")
-    shared = ForAllModels("oracle", "127.0.0.1", 0, "", (), (), (), ())
-    return models_config([str(directory / "m.yaml")], shared, None)
-
-
-def test_a_models_own_settings_reach_its_scheduler(tmp_path: Path) -> None:
-    settings = "{metrics-port: 9000, drain-timeout-s: 3, max-running: 5}"
-    options = config_of(tmp_path, settings).models[0].stack.scheduler_options
-    assert {"--metrics-port=9000", "--drain-timeout-s=3", "--max-running=5"} <= {*options}
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("tokens-file", "a: scheduler: tokens-file: one for all models: -S tokens-file=..."),
-        ("tls_cert", "a: scheduler: tls-cert: one for all models: -S tls-cert=..."),
-        ("advertise", "a: scheduler: advertise: not with several models"),
-    ],
-)
-def test_settings_that_the_router_would_not_know_of_are_refused_for_one_model_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
-) -> None:
-    with pytest.raises(typer.Exit):
-        config_of(tmp_path, f"{{{name}: x}}")
-    assert said in capsys.readouterr().err
 
 
 def test_lines_of_a_models_processes_have_its_name() -> None:
