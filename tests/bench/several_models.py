@@ -285,9 +285,7 @@ def _beside(client: paceline.Client, event: Callable[[], None]) -> dict[str, Pac
 def _strike(serve: Serve, victim: str, number: signal.Signals) -> None:
     """Send a signal to a process of `VICTIMS`."""
     found = [one for one in family(serve.process.pid)[1:] if VICTIMS[victim] in _command(one)]
-    if victim == "router":  # the older one: the other waits to take its place
-        found.sort(key=lambda pid: Path(f"/proc/{pid}").stat().st_ctime, reverse=True)
-    os.kill(found[-1], number)
+    os.kill(found[0 if victim == "router" else -1], number)  # the second router waits to take its place
 
 
 def _load_of_deleted(client: paceline.Client, file: Path) -> None:

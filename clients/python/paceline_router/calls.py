@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,9 +15,11 @@ from google.protobuf.message_factory import GetMessageClass
 from paceline.channel import Link, open_aio_channel
 from paceline.failover import MODEL_KEY, WAIT_KEY
 from paceline.scheduler.v1 import admin_pb2, scheduler_pb2
+from service_kit.credentials import Credentials
 from service_kit.logs import Log
 from service_kit.status import client_has_left, end_call, rich_status
 
+from paceline_router.live_calls import LiveCalls, TooManyCallsError
 from paceline_router.models import ModelState, RoutedModel, UnknownModelError
 from paceline_router.supervisor_connection import SupervisorConnection
 
@@ -31,9 +32,6 @@ Own: TypeAlias = Callable[[Any, _Context], Awaitable[None]]
 Refused: TypeAlias = Callable[[_Context, str, grpc.StatusCode, str], None]
 """Called with each call that is refused here, its method's path, and the code and reason."""
 
-MAX_CALLS = 1280
-"""Live calls of one model, also those that wait for its load: as many as a scheduler runs and queues by
-default. One connection carries all calls of a model: more would wait in it, for the calls of others too."""
 MAX_WAIT_S = 3600.0
 _RETRY_S = 1.0
 _DROPPED = (MODEL_KEY, "user-agent", "te", "content-type", "grpc-timeout", "grpc-encoding")
@@ -50,16 +48,18 @@ class CallEnd(grpc.Status):
 class RoutedCalls(grpc.GenericRpcHandler):
     """Handles all methods of a scheduler. `own`: by path, those that are answered here."""
 
-    def __init__(self, supervisor: SupervisorConnection, own: Mapping[str, Own], refused: Refused) -> None:
-        self._supervisor, self._own, self._refused = supervisor, own, refused
+    def __init__(
+        self,
+        supervisor: SupervisorConnection,
+        credentials: Credentials,
+        own: Mapping[str, Own],
+        refused: Refused,
+    ) -> None:
+        self.live = LiveCalls()
+        self._supervisor, self._credentials, self._own = supervisor, credentials, own
+        self._refused = refused
         self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
         self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
-        self._live: Counter[str] = Counter()  # calls by model
-
-    @property
-    def live(self) -> Mapping[str, int]:
-        """Calls under way, by model."""
-        return self._live
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
         """The handler of a method, which passes its calls on; None: there is no such one."""
@@ -141,7 +141,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         model = self._supervisor.models.meant(field, _text(metadata.get(MODEL_KEY, "")))
         del request
         uses = names_model(kind)
-        with self._counted(model):
+        with self._counted(model, context):
             if uses:
                 model = await self._up(model, metadata, context)
             elif not model.socket:
@@ -157,22 +157,20 @@ class RoutedCalls(grpc.GenericRpcHandler):
     async def up(self, name: str, context: _Context) -> None:
         """Have a model loaded, and wait until it serves. Raises CallEndError."""
         model = self._supervisor.models[name]
-        with self._counted(model):
+        with self._counted(model, context):
             await self._up(model, {}, context)
 
     @contextmanager
-    def _counted(self, model: RoutedModel) -> Iterator[None]:
-        """A context manager: counts a live call. Raises CallEndError if the model can't have one more."""
+    def _counted(self, model: RoutedModel, context: _Context) -> Iterator[None]:
+        """A context manager: counts a live call. Raises CallEndError if the caller can't have one more."""
         if self._supervisor.closing:
             raise try_again("shutting down", "DRAINING")
-        if self._live[model.name] >= MAX_CALLS:
-            text = f"{MAX_CALLS} calls of {model.name} are under way"
-            raise try_again(text, "QUEUE_FULL", _Code.RESOURCE_EXHAUSTED)
-        self._live[model.name] += 1
-        try:
+        with ExitStack() as counting:
+            try:
+                counting.enter_context(self.live.counted(model.name, self._credentials.identify(context)))
+            except TooManyCallsError as error:
+                raise try_again(str(error), "QUEUE_FULL", _Code.RESOURCE_EXHAUSTED) from None
             yield
-        finally:
-            self._live[model.name] -= 1
 
     async def _up(self, model: RoutedModel, metadata: Mapping[str, Any], context: _Context) -> RoutedModel:
         """The model once it serves, for which the call waits as long as its metadata says, or its deadline.

@@ -26,7 +26,8 @@ from service_kit.scrapes import ScrapePort
 from service_kit.settings import ServiceSettings
 
 from paceline_router.answers import RouterAnswers
-from paceline_router.calls import MAX_CALLS, RoutedCalls
+from paceline_router.calls import RoutedCalls
+from paceline_router.live_calls import MAX_CALLS, LiveCalls
 from paceline_router.models import ModelState, RoutedModels
 from paceline_router.supervisor_connection import SupervisorConnection
 
@@ -67,7 +68,7 @@ class RouterMetrics(Collector):
     """What is scraped: calls by model, and failed ones."""
 
     def __init__(self) -> None:
-        self.live: Mapping[str, int] = {}
+        self.live = LiveCalls()
         self._failed: dict[tuple[str, str], int] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -79,7 +80,7 @@ class RouterMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
         live = GaugeMetricFamily("paceline_router_live_calls", "Calls under way", labels=["model"])
-        for model, calls in list(self.live.items()):
+        for model, calls in self.live.by_model().items():
             live.add_metric([model], calls)
         failed = CounterMetricFamily(
             "paceline_router_refused_calls", "Calls refused before a model", labels=["method", "reason"]
@@ -106,7 +107,9 @@ class RouterServer:
         self.audit = Audit(contracts, self.metrics.call_failed)
         self._supervisor = SupervisorConnection(settings.supervisor, self._told)
         answers = RouterAnswers(self._supervisor, settings.credentials, self.audit)
-        self._calls = answers.calls = RoutedCalls(self._supervisor, answers.methods, answers.refused)
+        self._calls = answers.calls = RoutedCalls(
+            self._supervisor, settings.credentials, answers.methods, answers.refused
+        )
         self.metrics.live = self._calls.live
         options = dict(server_options(Link.PUBLIC)) | {
             "grpc.max_receive_message_length": RECEIVE_BYTES,
@@ -131,7 +134,7 @@ class RouterServer:
         self._supervisor.close()
         await self.health.show(serving=False)
         deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
-        while any(self._calls.live.values()) and not shutdown.force.is_set():
+        while self._calls.live.by_model() and not shutdown.force.is_set():
             if asyncio.get_running_loop().time() > deadline:
                 break
             await asyncio.sleep(_POLL_S)
@@ -141,7 +144,7 @@ class RouterServer:
         await self._calls.close()
 
     async def _told(self, models: RoutedModels) -> None:
-        self._calls.keep({one.socket for one in models})
         """Let health checks pass while any model serves."""
+        self._calls.keep({one.socket for one in models})
         serving = any(one.state is ModelState.SERVING for one in models)
         await self.health.show(serving=serving and not self._supervisor.closing)

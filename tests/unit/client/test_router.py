@@ -23,7 +23,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import (
     SchedulerServiceStub,
     add_SchedulerServiceServicer_to_server,
 )
-from paceline_router.calls import MAX_CALLS
+from paceline_router.live_calls import MAX_CALLS
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 from paceline_router.server import RouterServer, RouterSettings
 from paceline_router.supervisor_connection import Use
@@ -225,6 +225,42 @@ async def test_calls_that_wait_for_one_model_keep_none_from_waiting_for_another(
     assert (await other).request_id == "y"
     for call in flood:
         call.cancel()
+
+
+async def test_the_calls_of_one_identity_keep_none_of_another_from_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_router.live_calls.MAX_CALLS", 4)
+    entries = [f"- {{name: {name}, sha256: {token_hash(name)}}}\n" for name in ("alice", "bob", "carol")]
+    (tmp_path / "t.yaml").write_text("".join(entries))
+    (tmp_path / "t.yaml").chmod(0o600)
+    routed = Routed(tmp_path, tokens_file=tmp_path / "t.yaml")
+    await routed.start()
+
+    async def wait_for_the_load(name: str, calls: int) -> set[asyncio.Task[grpc.StatusCode]]:
+        """So many calls, and one more, which is refused."""
+        metadata = Security(token=name).metadata
+        made = [
+            routed.stub.Score(pb.ScoreRequest(model="m"), metadata=metadata, timeout=LIMIT_S)
+            for _ in range(calls + 1)
+        ]
+        codes = [asyncio.ensure_future(call.code()) for call in made]
+        [refused], waiting = await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
+        assert await refused is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return waiting
+
+    try:
+        await routed.tell(RoutedModel("m", ModelState.LOADING))
+        shares = {"alice": 4, "bob": 2, "carol": 1}  # of 4, as they came
+        waiting = [await wait_for_the_load(name, calls) for name, calls in shares.items()]
+        assert [len(calls) for calls in waiting] == [*shares.values()]
+        assert routed.server.metrics.live.by_model() == {"m": 7}
+        model, _ = await routed.scheduler("m")
+        await routed.tell(model)
+        assert {await call for calls in waiting for call in calls} == {grpc.StatusCode.OK}
+        assert refused_calls(routed) == {("Score", "QUEUE_FULL"): 3}
+    finally:
+        await routed.stop()
 
 
 def refused_calls(routed: Routed) -> dict[tuple[str, str], float]:
