@@ -152,48 +152,40 @@ async def test_a_spare_process_that_is_stopped_by_a_signal_takes_no_place(tmp_pa
     await keeping
 
 
-async def test_a_process_with_another_for_its_place_is_frozen_as_soon_as_a_signal_has_stopped_it() -> None:
-    async def never(pid: int, _on_serving: OnServing) -> str:
-        await asyncio.Event().wait()
-        return ""
+async def never(pid: int, _on_serving: OnServing) -> str:
+    await asyncio.Event().wait()
+    return ""
 
-    process = await asyncio.create_subprocess_exec("sleep", "1000")
-    watching = asyncio.create_task(or_stopped(never)(process.pid, lambda: None))
-    process.send_signal(signal.SIGSTOP)
-    try:
-        assert await asyncio.wait_for(watching, 60) == "stopped by a signal"
-    finally:
-        process.kill()
-        await process.wait()
+
+when_stopped = or_stopped(never)
 
 
 async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
-    said, watched = Said(), list[int]()
-
-    async def watch(pid: int, _on_serving: OnServing) -> str:
-        watched.append(pid)
-        if len(watched) > 1:
-            await asyncio.Event().wait()
-        return "no answer for 10 s"
-
-    service = child(tmp_path, said, watch=watch)
+    said = Said()
+    service = child(tmp_path, said, watch=when_stopped)
     await service.start(0)
     first = service.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
     keeping = asyncio.create_task(service.keep_running())
     await said.until(lambda lines: lines.count("hello") == 2)
-    assert any("frozen: no answer for 10 s; died (SIGKILL); starting it again" in line for line in said.lines)
+    assert any(
+        "frozen: stopped by a signal; died (SIGKILL); starting it again" in line for line in said.lines
+    )
     assert service.pid != first
     await service.stop()
     await keeping
 
 
-async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> None:
-    async def watch(pid: int, _on_serving: OnServing) -> str:
-        return "stopped by a signal for 4 s"
+async def test_a_child_that_freezes_before_it_listens_has_failed(tmp_path: Path) -> None:
+    stops_itself = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n" + SERVICE
+    service = child(tmp_path, Said(), stops_itself, watch=when_stopped)
+    with pytest.raises(ChildFailed, match=r"ended \(frozen: stopped by a signal; SIGKILL\)"):
+        await asyncio.wait_for(service.start(0), 60)
 
-    service = child(tmp_path, Said(), watch=watch)
+
+async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> None:
+    service = child(tmp_path, Said(), watch=when_stopped)
     await service.start(0)
     assert service.pid is not None
     os.kill(service.pid, signal.SIGSTOP)
@@ -222,10 +214,6 @@ async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_crash_loop_is_said_with_the_last_words_and_given_up(tmp_path: Path) -> None:
-    async def watch(pid: int, _on_serving: OnServing) -> str:
-        await asyncio.Event().wait()
-        return ""
-
     said = Said()
     marker = tmp_path / "second"
     program = (
@@ -233,7 +221,7 @@ async def test_a_crash_loop_is_said_with_the_last_words_and_given_up(tmp_path: P
         "again = second.exists(); second.touch()\n"
         "if again: print('no memory left'); sys.exit(1)\n" + SERVICE
     )
-    service = child(tmp_path, said, program, watch=watch, restarts=Restarts(first_s=0.01, max_s=0.02))
+    service = child(tmp_path, said, program, watch=never, restarts=Restarts(first_s=0.01, max_s=0.02))
     await service.start(0)
     assert service.pid is not None
     os.kill(service.pid, signal.SIGKILL)

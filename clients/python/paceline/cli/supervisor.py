@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -63,14 +62,16 @@ class Child:
         return self._run.pid if self._run else None
 
     async def start(self, port: int) -> None:
-        """Start the process and wait until it listens. Raises ChildFailed if it ends before."""
+        """Start the process and wait until it listens. Raises ChildFailed if it ends or freezes before."""
         self._port_file.unlink(missing_ok=True)
-        run = self._use(await self._begin(port))
-        while not self._port_file.exists():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    await run.exited()
-                raise ChildFailed(await self.exit_message())
+        ending = asyncio.ensure_future(self._end(self._use(await self._begin(port))))
+        try:
+            while not self._port_file.exists():
+                if (await asyncio.wait({ending}, timeout=_POLL_S))[0]:
+                    raise ChildFailed(await self.exit_message())
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
         self.port = int(self._port_file.read_text())
 
     async def keep_running(self) -> None:

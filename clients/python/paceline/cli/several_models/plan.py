@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from paceline.cli.gateway_launch import GatewayLaunch
@@ -14,6 +15,7 @@ from paceline.cli.supervisor import ChildFailed
 
 _SCHEDULER_BYTES = 176 << 20  # of a scheduler and its tokenizer process
 _SERVE_BYTES, _GATEWAY_BYTES = 160 << 20, 112 << 20  # of this process and two routers; of one gateway
+_PLAN_TIMEOUT_S = 300.0  # a process that a signal has stopped would hold up all loads
 _GB = 1e9
 
 
@@ -84,10 +86,13 @@ async def planned(models: Sequence[ModelLaunch]) -> tuple[dict[str, int], dict[s
     asked = [(one.name, settings) for one in models for settings in one.executors]
     lines = "".join(json.dumps(settings) + "\n" for _, settings in asked)
     try:
-        output, _ = await process.communicate(lines.encode())
-    except BaseException:
-        process.kill()
-        raise
+        async with asyncio.timeout(_PLAN_TIMEOUT_S):
+            output, _ = await process.communicate(lines.encode())
+    except TimeoutError:
+        output = b""
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
     needs = {one.name: _SCHEDULER_BYTES for one in models}
     problems: dict[str, str] = {}
     answers = [json.loads(line) for line in output.splitlines()]
