@@ -112,7 +112,7 @@ def test_calls_of_models_that_do_not_fit_together_all_end_with_their_tokens_with
             paceline.Client(service.address, failover_timeout_s=300) as client,
             ThreadPoolExecutor(6) as threads,
         ):
-            names = [("a", "b", "b", "c", "c")[number % 5] for number in range(20)]
+            names = [("a", "b", "b", "c", "c")[number % 5] for number in range(15)]
             found = list(threads.map(lambda name: tokens(client, name), names))
             alone = {name: tokens(client, name) for name in ("a", "b", "c")}
     finally:
