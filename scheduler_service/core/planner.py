@@ -156,9 +156,12 @@ class StepBuilder:
         if self._prompts.answerable(head) < 1:
             size = head.score_bytes or self._limits.vector_bytes
             self._block(head, WaitReason.ANSWER_BYTES, size, self.schedule.bytes_left)
+        elif self._feeds_prompt:
+            self._block(head, WaitReason.OTHER_PROMPT)
+        elif len(self._pool.running) >= self._limits.max_sequences and not self._pool.queue.contested:
+            self._block(head, WaitReason.SEATS, 1)  # the rows of all places take all tokens
         else:
-            reason = WaitReason.OTHER_PROMPT if self._feeds_prompt else WaitReason.STEP_BUDGET
-            self._block(head, reason)
+            self._block(head, WaitReason.STEP_BUDGET)
 
     @property
     def passed(self) -> Set[bytes]:

@@ -8,9 +8,9 @@ from scheduler_service.core import step_log
 from scheduler_service.core.events import Failure
 from scheduler_service.core.step_log import FAILURES, StepEvent, StepFigures, StepLog
 from scheduler_service.core.waiting.reasons import WaitReason
+from tests.unit.scheduler.constructed_waits import harness_of
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, column, log_parts, make_request
-from tests.unit.scheduler.test_wait_reasons import harness_of
 
 
 def events(log: StepLog) -> list[tuple[str, str, int, int]]:

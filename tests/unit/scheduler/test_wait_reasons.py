@@ -1,296 +1,22 @@
-"""A wait for each reason, made on the real core: the reason is named, and what would end it does."""
+"""Three waits for each reason, made on the real core: the reason is named, and what would end it does."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-from scheduler_service.core.config import CoreConfig
-from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
-from scheduler_service.core.request import DraftingWish, DraftSource, Request, SamplingSettings
 from scheduler_service.core.states import SequenceState
-from scheduler_service.core.step import Capacity, Code, RefusalCause, RowAnswer, StepAnswer
-from scheduler_service.core.waiting.reasons import WaitReason
-from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
-from tests.unit.scheduler.fake_executor import FakeExecutor
+from scheduler_service.core.waiting.reasons import ROUNDING_S, WaitReason
+from tests.unit.scheduler.constructed_waits import LONG, WAITS, Wait, harness_of, run_one
+from tests.unit.scheduler.further_waits import FURTHER_WAITS
 from tests.unit.scheduler.harness import CAPACITY, make_request
+from tests.unit.scheduler.room_waits import ROOM_WAITS
 from tests.unit.scheduler.test_wait_accounting import Watched
 
-LONG = 60  # tokens of an output that goes on while others wait
-
-
-@dataclass
-class Wait:
-    """Request `who` waits for `reason`; `end` makes what it needs available."""
-
-    harness: Watched
-    who: str
-    reason: WaitReason
-    end: Callable[[], object]
-
-
-def harness_of(capacity: Capacity = CAPACITY, **settings: object) -> Watched:
-    config = CoreConfig(**{"max_step_tokens": 32, "prefill_chunk_tokens": 16, **settings})  # type: ignore[arg-type]
-    return Watched(FakeExecutor(capacity), config)
-
-
-def run_one(harness: Watched, **other: str | bytes) -> None:
-    """Request `a` runs for long."""
-    harness.add(make_request("a", max_tokens=LONG, **other))  # type: ignore[arg-type]
-    harness.step()
-
-
-def seats() -> Wait:
-    harness = harness_of(max_running=1)
-    run_one(harness)
-    harness.add(make_request("b"))
-    harness.step()
-    return Wait(harness, "b", WaitReason.SEATS, lambda: harness.cancel("a"))
-
-
-def own_earlier() -> Wait:
-    wait = seats()
-    wait.harness.add(make_request("c"))
-    wait.harness.step()
-    return replace(wait, who="c", reason=WaitReason.OWN_EARLIER, end=lambda: wait.harness.cancel("b"))
-
-
-def own_priority() -> Wait:
-    wait = seats()
-    wait.harness.add(make_request("c", priority=1))
-    wait.harness.step()
-    return replace(wait, reason=WaitReason.OWN_PRIORITY, end=lambda: wait.harness.cancel("c"))
-
-
-def other_turn() -> Wait:
-    harness = harness_of(max_running=1)
-    run_one(harness, identity="x")
-    harness.add(make_request("b", identity="y"))
-    harness.step()
-    harness.add(make_request("c", identity="z"))
-    harness.add(make_request("d", identity="v"))
-    harness.plan()
-    waits = harness.core._pool.waits
-    firsts = {live.request.id: waits.reason_of(live.sequences[0]) for live in harness.core._registry}
-    who = next(name for name, reason in firsts.items() if reason is WaitReason.OTHER_TURN)
-    others = [name for name in firsts if name != who]
-
-    def end() -> None:
-        for name in others:
-            harness.cancel(name)
-
-    return Wait(harness, who, WaitReason.OTHER_TURN, end)
-
-
-def small(pages: int = 10) -> Capacity:
-    return replace(CAPACITY, total_pages=pages, context_length=4 * pages)
-
-
-def pages() -> Wait:
-    harness = harness_of(small())
-    harness.add(make_request("a", range(20), max_tokens=16))
-    harness.step()
-    harness.add(make_request("b", range(100, 120), max_tokens=4))
-    harness.step()
-    waits = harness.core._pool.waits
-    assert (waits.needed, waits.available) == (6, 4)
-    return Wait(harness, "b", WaitReason.PAGES, lambda: harness.cancel("a"))
-
-
-def pages_in_flight() -> Wait:
-    wait = pages()
-    wait.harness.cancel("a")
-    wait.harness.plan()
-    return replace(wait, reason=WaitReason.PAGES_IN_FLIGHT, end=wait.harness.answer)
-
-
-def running_pages() -> Wait:
-    harness = harness_of(small())
-    for name in "ab":
-        harness.add(make_request(name, range(14), max_tokens=20))
-    waits = harness.core._pool.waits
-    while waits.reason is not WaitReason.RUNNING_PAGES:
-        harness.step()
-    return Wait(harness, "b", WaitReason.RUNNING_PAGES, lambda: harness.cancel("a"))
-
-
-def step_budget() -> Wait:
-    harness = harness_of()
-    for name in "abc":
-        harness.add(make_request(name, range(16)))
-    harness.plan()
-    return Wait(harness, "c", WaitReason.STEP_BUDGET, harness.answer)
-
-
-def next_step() -> Wait:
-    """It came while the step in flight was computed."""
-    harness = harness_of()
-    run_one(harness)
-    harness.plan()
-    harness.add(make_request("b"))
-    assert harness.plan() is None
-    return Wait(harness, "b", WaitReason.STEP_BUDGET, harness.answer)
-
-
-def other_prompt() -> Wait:
-    harness = harness_of(max_step_tokens=16)
-    harness.add(make_request("a", range(100), max_tokens=1))
-    harness.step()
-    harness.add(make_request("b"))
-    harness.step()
-    return Wait(harness, "b", WaitReason.OTHER_PROMPT, lambda: harness.cancel("a"))
-
-
-def prefix() -> Wait:
-    harness = harness_of(max_step_tokens=16)
-    harness.add(make_request("a", range(40), n=2))
-    harness.step()
-    return Wait(harness, "a", WaitReason.PREFIX, lambda: [harness.step() for _ in range(4)])
-
-
-def alone() -> Wait:
-    harness = harness_of(max_running=1)
-    run_one(harness)
-    for _ in range(2):
-        harness.plan()
-        harness.lose()
-        harness.now += 0.05
-        harness.ready()
-    harness.add(make_request("b"))
-    harness.plan()
-    return Wait(harness, "b", WaitReason.ALONE, lambda: harness.cancel("a"))
-
-
-def evaluation(name: str) -> Request:
-    return Request(
-        id=name,
-        prompt=(),
-        sampling=SamplingSettings(),
-        evaluation=Evaluation((EvaluationInput((1, 2, 3), 0),), HiddenPooling.LAST),
-    )
-
-
-def answer_bytes() -> Wait:
-    harness = harness_of(replace(CAPACITY, hidden_size=16, max_output_bytes=100))
-    harness.add(evaluation("a"))
-    harness.add(evaluation("b"))
-    harness.plan()
-    return Wait(harness, "b", WaitReason.ANSWER_BYTES, harness.answer)
-
-
-def adapter_slot() -> Wait:
-    harness = harness_of(replace(CAPACITY, max_adapter_slots=1))
-    run_one(harness, adapter=b"one")
-    harness.add(make_request("b", adapter=b"two"))
-    harness.step()
-    return Wait(harness, "b", WaitReason.ADAPTER_SLOT, lambda: harness.cancel("a"))
-
-
-def refused(cause: RefusalCause | None, reason: WaitReason) -> Wait:
-    harness = harness_of()
-    harness.add(make_request("a"))
-    plan = harness.plan()
-    assert plan is not None
-    row = RowAnswer(0, [], code=Code.RESOURCE_EXHAUSTED)
-    if cause is not None:
-        row.cause = cause
-    harness.answer(StepAnswer(plan.number, [row], [], CAPACITY.total_pages, 0))
-    harness.plan()
-
-    def later() -> None:
-        harness.now += 0.05
-
-    return Wait(harness, "a", reason, later)
-
-
-def executor_short() -> Wait:
-    return refused(None, WaitReason.EXECUTOR_SHORT)
-
-
-def grammar_behind() -> Wait:
-    return refused(RefusalCause.GRAMMAR_BEHIND, WaitReason.GRAMMAR_BEHIND)
-
-
-def other_step_share() -> Wait:
-    """Its identity has its half of the places, and the step starts a request of the other."""
-    harness = harness_of(max_running=4)
-    for name in "ab":
-        harness.add(make_request(name, max_tokens=LONG, identity="x"))
-    harness.step()
-    harness.add(make_request("c", identity="x"))
-    harness.add(make_request("d", identity="y"))
-    harness.plan()
-    return Wait(harness, "c", WaitReason.OTHER_STEP_SHARE, harness.answer)
-
-
-def deadlines() -> Wait:
-    """The steps' time is proportional to their rows, and those that run have no time for more of these."""
-    harness = harness_of()
-    for run, (rows, tokens) in enumerate(((8, 10), (4, 10), (1, 10), (4, LONG))):
-        due = harness.now + (0.05 * rows * tokens if tokens < LONG else 1.0)
-        for row in range(rows):
-            harness.add(make_request(f"{run}.{row}", max_tokens=tokens, deadline=due))
-        for _ in range(tokens if tokens < LONG else 5):
-            harness.plan()
-            harness.now += 0.02 * rows
-            harness.answer()
-    harness.add(make_request("b", max_tokens=10))
-    harness.plan()
-
-    def end() -> None:
-        for row in range(4):
-            harness.cancel(f"3.{row}")
-
-    return Wait(harness, "b", WaitReason.DEADLINES, end)
-
-
-def draft_executor() -> Wait:
-    """The only sequence that runs waits for its drafts, and the step waits with it."""
-    draft = EngineExecutor(CAPACITY, oracle(CAPACITY.context_length, 1.0))
-    harness = Watched(EngineExecutor(CAPACITY), draft=draft)
-    speculation = DraftingWish(frozenset({DraftSource.EXECUTOR}), 4)
-    harness.add(make_request("a", max_tokens=LONG, speculation=speculation))
-    harness.plan_draft()
-    while not any(sequence.awaits_drafts for sequence in harness.core._pool.running):
-        if harness.drafting is not None:
-            harness.answer_draft()
-        else:
-            harness.plan()
-            harness.answer()
-        harness.plan_draft()
-    harness.add(make_request("b"))
-    harness.plan()
-    return Wait(harness, "b", WaitReason.DRAFT_EXECUTOR, harness.answer_draft)
-
-
-def no_executor() -> Wait:
-    harness = harness_of()
-    run_one(harness)
-    harness.lose()
-    return Wait(harness, "a", WaitReason.NO_EXECUTOR, harness.ready)
-
-
-def draining() -> Wait:
-    harness = harness_of()
-    run_one(harness)
-    harness.core.executor_retires()
-    harness.add(make_request("b"))
-    harness.step()
-
-    def replace_it() -> None:
-        harness.lose()
-        harness.ready()
-
-    return Wait(harness, "b", WaitReason.NO_EXECUTOR, replace_it)
-
-
-WAITS = (
-    *(seats, own_earlier, own_priority, other_turn, pages, pages_in_flight, running_pages, step_budget),
-    *(next_step, other_prompt, prefix, alone, answer_bytes, adapter_slot, executor_short, grammar_behind),
-    *(no_executor, draining, other_step_share, deadlines, draft_executor),
-)
+ALL_WAITS = (*WAITS, *FURTHER_WAITS, *ROOM_WAITS)
 
 
 def reason_of(harness: Watched, who: str) -> WaitReason:
@@ -327,7 +53,7 @@ def has_a_stranger(wait: Wait) -> None:
 
 
 @pytest.mark.parametrize("others", [is_alone, has_one_behind, has_a_stranger])
-@pytest.mark.parametrize("make", WAITS)
+@pytest.mark.parametrize("make", ALL_WAITS)
 def test_a_wait_has_its_reason_and_ends_when_what_it_needs_is_there(
     make: Callable[[], Wait], others: Callable[[Wait], None]
 ) -> None:
@@ -342,7 +68,7 @@ def test_a_wait_has_its_reason_and_ends_when_what_it_needs_is_there(
     sums = dict(report.queue_waits)
     for reason, seconds in report.preempted_waits:
         sums[reason] = sums.get(reason, 0.0) + seconds
-    assert sums[wait.reason] >= 0.5
+    assert sums[wait.reason] >= 0.5 - ROUNDING_S
     wait.end()
     while harness.unanswered:
         harness.answer()
@@ -352,3 +78,38 @@ def test_a_wait_has_its_reason_and_ends_when_what_it_needs_is_there(
     harness.compares = False
     harness.run()
     harness.judge()  # its sums are the time that it waited
+
+
+def test_there_are_three_waits_for_each_reason_of_the_core() -> None:
+    counts = Counter(make().reason for make in ALL_WAITS)
+    in_core = [reason for reason in WaitReason if reason > WaitReason.GRAMMAR_COMPILING]
+    assert {reason: counts[reason] for reason in in_core if counts[reason] < 3} == {}
+
+
+def test_each_of_many_that_wait_side_by_side_has_its_own_reason() -> None:
+    harness = harness_of(replace(CAPACITY, max_adapter_slots=1), max_running=2, max_step_tokens=16)
+    run_one(harness, adapter=b"one", identity="x")
+    harness.add(make_request("long", range(60), max_tokens=LONG, n=2, identity="y"))
+    harness.step()
+    harness.add(make_request("slot", adapter=b"two", identity="z"))
+    for identity in "vw":
+        harness.add(make_request(f"{identity}-low", identity=identity))
+        harness.add(make_request(f"{identity}-high", identity=identity, priority=1))
+        harness.add(make_request(f"{identity}-later", identity=identity, priority=1))
+    harness.step()
+    found = {name: reason_of(harness, name) for name in harness.requests}
+    head = harness.core._pool.waits.head
+    assert head is not None
+    [turn] = {"v-high", "w-high"} - {head.live.request.id}
+    assert found.pop(head.live.request.id) in (WaitReason.OTHER_PROMPT, WaitReason.SEATS)
+    assert found.pop(turn) is WaitReason.OTHER_TURN
+    assert found == {
+        "a": WaitReason.NONE,
+        "long": WaitReason.PREFIX,
+        "slot": WaitReason.ADAPTER_SLOT,
+        **dict.fromkeys(("v-low", "w-low"), WaitReason.OWN_PRIORITY),
+        **dict.fromkeys(("v-later", "w-later"), WaitReason.OWN_EARLIER),
+    }
+    harness.compares = False
+    harness.run()
+    assert harness.judge() >= {WaitReason.ADAPTER_SLOT, WaitReason.OWN_PRIORITY, WaitReason.OWN_EARLIER}

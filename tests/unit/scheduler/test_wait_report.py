@@ -9,9 +9,9 @@ import pytest
 from scheduler_service.core import wait_report
 from scheduler_service.core.wait_report import Phase, WaitReport
 from scheduler_service.core.waiting.reasons import WaitReason
+from tests.unit.scheduler.constructed_waits import harness_of, run_one, small
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
-from tests.unit.scheduler.test_wait_reasons import harness_of, run_one, small
 
 
 def why(harness: Harness, request_id: str) -> WaitReport:

@@ -11,10 +11,10 @@ from scheduler_service.core import watchdog
 from scheduler_service.core.dispatcher import Dispatcher
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.core.waiting.reasons import WaitReason
+from tests.unit.scheduler.constructed_waits import WAITS, Wait, harness_of
 from tests.unit.scheduler.harness import Harness, make_request
 from tests.unit.scheduler.schedules import Schedule, schedules
 from tests.unit.scheduler.test_random_schedules import Run
-from tests.unit.scheduler.test_wait_reasons import WAITS, Wait, harness_of
 
 AFTER_S = 10.0
 FOUND = (
