@@ -102,7 +102,7 @@ class Registry:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, live.serial, live))
         self._admission.queue(live)
-        self._pool.log.note(StepEvent.QUEUED, live, 0, request.input_tokens)
+        self._pool.log.queued(live)
         self._speculator.enlist(live)
         self._pool.enlist(live)
         return live

@@ -15,6 +15,7 @@ from scheduler_service.core.speculation.draft_state import DraftState
 from scheduler_service.core.states import SequenceState, Trigger, after
 from scheduler_service.core.step import RowMode
 from scheduler_service.core.waiting.course import Stage
+from scheduler_service.core.waiting.reasons import WaitReason, WaitTimes
 from scheduler_service.core.waiting.wait import Wait
 
 Ending = tuple[EndReason, int | None]
@@ -76,6 +77,13 @@ class LiveRequest:
                 sequence.follow(self.sequences[0])
         for continued in request.continued:
             self.sequences[continued.index].continue_from(continued.ids)
+
+    @property
+    def waits_before(self) -> WaitTimes:
+        """What it waited for before it was queued, in this order."""
+        phases = self.request.phases or ((WaitReason.TOKENIZING, self.request.arrival),)
+        ends = [*(began_at for _, began_at in phases[1:]), self.added_at]
+        return tuple((reason, end - at) for (reason, at), end in zip(phases, ends, strict=True))
 
     @property
     def ended(self) -> bool:

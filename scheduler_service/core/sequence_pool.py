@@ -62,8 +62,11 @@ class SequencePool:
         """Requeue a running sequence so that others get its pages."""
         computed = sequence.kv
         self.requeue(sequence)
-        sequence.count_eviction()
         self.preemptions += 1
+        self._note_eviction(sequence, computed)
+
+    def _note_eviction(self, sequence: LiveSequence, computed: int) -> None:
+        sequence.count_eviction()
         self.log.note(StepEvent.PREEMPTED, sequence.live, sequence.index, computed)
 
     def end(self, sequence: LiveSequence) -> None:
@@ -94,9 +97,10 @@ class SequencePool:
     def lose_all(self) -> None:
         """Requeue all running sequences: their caches are lost with the executor, so none is released."""
         for sequence in list(self.running):
+            computed = sequence.kv
             self.requeue(sequence)
             sequence.wait.course.lost()
-            sequence.count_eviction()
+            self._note_eviction(sequence, computed)
         self.releases.clear()
 
     def isolate(self, sequence: LiveSequence) -> None:

@@ -22,6 +22,8 @@ MEMORY_S = 3600.0
 MAX_BYTES = 64 << 20
 """Size of the log, at most."""
 BLOCK_STEPS = 256
+NOTED_WAIT_S = 1e-3
+"""A part of a request's wait before it was queued is noted if it took as long."""
 MAX_EVENTS = 4096
 """Events of one step; further ones are left out."""
 
@@ -40,6 +42,9 @@ class StepEvent(enum.IntEnum):
     REFUSED = 4
     ENDED = 5
     QUEUED = 6
+    CALLERS_TURN = 7
+    TOKENIZING = 8
+    GRAMMAR_COMPILING = 9
 
 
 @dataclass(slots=True)
@@ -166,6 +171,13 @@ class StepLog:
         if len(self._events.kinds) < MAX_EVENTS:
             self._events.add(kind, live.serial, index, value)
             self._names[live.serial] = live.request.id, live.request.identity
+
+    def queued(self, live: LiveRequest) -> None:
+        """A request was queued, after what it had waited for before."""
+        for reason, seconds in live.waits_before:
+            if seconds >= NOTED_WAIT_S:
+                self.note(StepEvent[reason.name], live, 0, _us(seconds))
+        self.note(StepEvent.QUEUED, live, 0, live.request.input_tokens)
 
     def answered(self, step: StepFigures, taken_s: float, accepted: int, running: int, waiting: int) -> None:
         """A step was answered. running, waiting: sequences, afterwards."""

@@ -40,14 +40,12 @@ class WaitLedger:
 
     def enter(self, live: LiveRequest) -> None:
         """A new request was taken: attribute what it waited for in the front end before."""
-        added_at = live.added_at
-        phases = live.request.phases or ((WaitReason.TOKENIZING, live.request.arrival),)
+        waits = live.waits_before
         for sequence in live.sequences:
-            sequence.wait.since = added_at
+            sequence.wait.since = live.added_at
             sequence.wait.course.turn(Stage.QUEUE, live.request.arrival)
-            for at, (reason, began_at) in enumerate(phases):
-                ended_at = phases[at + 1][1] if at + 1 < len(phases) else added_at
-                self._add(sequence, sequence.wait, reason, ended_at - began_at)
+            for reason, seconds in waits:
+                self._add(sequence, sequence.wait, reason, seconds)
 
     def hold(self, sequence: LiveSequence) -> None:
         """A new sequence is held."""

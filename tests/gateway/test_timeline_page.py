@@ -32,7 +32,8 @@ def write_log(path: Path, requests: int = REQUESTS, steps: int = STEPS) -> None:
     happening: dict[int, list[tuple[int, int, int]]] = {}
     for number in range(1, requests + 1):
         begins = (number - 1) * (steps - LIFE) // requests
-        kinds = [(0, pb.STEP_EVENT_KIND_QUEUED, 12), (10, pb.STEP_EVENT_KIND_ADMITTED, 8)]
+        kinds = [(0, pb.STEP_EVENT_KIND_TOKENIZING, 20_000)] if number % 4 == 0 else []
+        kinds += [(0, pb.STEP_EVENT_KIND_QUEUED, 12), (10, pb.STEP_EVENT_KIND_ADMITTED, 8)]
         if number % 5 == 0:
             kinds += [(20, pb.STEP_EVENT_KIND_PREEMPTED, 30), (25, pb.STEP_EVENT_KIND_RESUMED, 30)]
         for after, kind, value in [*kinds, (LIFE, pb.STEP_EVENT_KIND_ENDED, 30)]:
@@ -140,7 +141,16 @@ def test_ten_thousand_requests_are_drawn_and_a_click_says_why(driver: Any, recor
         page.search("r5000")
         why = page.text("#why")
         assert "r5000" in why
-        for part in ("12 prompt tokens", "30 output tokens", "waited", "ran", "seats 100 ms", "preempted"):
+        for part in (
+            "12 prompt tokens",
+            "became tokens",
+            "20.0 ms",
+            "30 output tokens",
+            "waited",
+            "ran",
+            "seats 100 ms",
+            "preempted",
+        ):
             assert part in why
         page.run("delete document.getElementById('why').dataset.answeredMs")
         page.click("#rows", 500, 40)

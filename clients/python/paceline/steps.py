@@ -24,7 +24,8 @@ _FIGURES = (
 class RequestEvent:
     """What happened to a request between the answer of the step before and its step's own.
 
-    kind: queued (value: prompt tokens), admitted and resumed (prompt tokens found in the prefix cache),
+    kind: callers_turn, tokenizing, grammar_compiling (what it waited for before it was queued; microseconds),
+    queued (value: prompt tokens), admitted and resumed (prompt tokens found in the prefix cache),
     preempted (tokens of the cache that was given up), refused (`google.rpc.Code`; of all completions), ended
     (completion tokens).
     """

@@ -341,6 +341,7 @@ class RequestWait:
     first_reason: str = ""
     needed: int = 0
     available: int = 0
+    total: int = 0  # of what it waits for in the end: how many pages, seats or slots there are in all
     predicted_us: int = 0  # the wait that was predicted when it was queued
     explanation: str = ""  # one paragraph for people, with what would end the wait
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # as the request had them

@@ -46,6 +46,7 @@ def request_wait(report: WaitReport, now: float, *, with_identity: bool) -> pb.R
         first_reason=wait_reason(report.first_reason),
         needed=report.needed,
         available=report.available,
+        total=report.total,
         predicted_us=max(0, round(1e6 * (report.predicted_wait_s or 0.0))),
         explanation=explanation(report, now),
         labels=report.labels,

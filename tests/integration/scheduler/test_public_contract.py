@@ -95,7 +95,8 @@ async def test_the_log_has_each_step_of_a_request_from_its_queueing_to_its_end(
         events += [(kind, value) for kind, request, value in columns if request in ours]
         if events and events[-1][0] == pb.STEP_EVENT_KIND_ENDED:
             break
-    kinds = [kind for kind, _ in events]
+    before = (pb.STEP_EVENT_KIND_CALLERS_TURN, pb.STEP_EVENT_KIND_TOKENIZING)  # if they took a millisecond
+    kinds = [kind for kind, _ in events if kind not in before]
     assert kinds == [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_ENDED]
     assert events[-1][1] == len(completion.token_ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from google.protobuf.proto import serialize_length_prefixed
 from paceline import Client, errors
 from paceline.cli.app import app
+from paceline.cli.step_trace import trace
 from paceline.cli.timeline_view import MAX_STREAMS, Timeline
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.steps import RequestEvent, Step, read_steps, steps_of
@@ -114,6 +116,33 @@ def test_a_stream_is_a_bar_of_what_it_does() -> None:
     assert "8 free, 8 at least" in told
     assert "50% of 40 prompt tokens found" in told
     assert "100.0 ms each (90.0 predicted)" in told
+
+
+def test_what_a_stream_did_before_it_was_queued_is_drawn_before_that() -> None:
+    view, comes = Timeline(None), [event("tokenizing", 1, 500_000), event("grammar_compiling", 1, 1_000_000)]
+    steps = [
+        step(0),
+        step(1),
+        step(2, *comes, event("queued", 1, 3, request_id="a")),
+        step(3, event("admitted", 1)),
+        step(4),
+    ]
+    for one in steps:
+        view.add(one)
+    bar = drawn(view)[-1].removeprefix("a").strip()
+    assert "".join(dict.fromkeys(bar)) == "-.#"
+    assert bar.count("-") == pytest.approx(1.5 * bar.count("."), abs=1)
+    bars = {
+        one["name"]: (one["ts"], one["dur"])
+        for one in json.loads(trace(steps))["traceEvents"]
+        if one["ph"] == "X" and one["name"] != "step"
+    }
+    assert bars == {
+        "tokenizing": (600_000, 500_000),
+        "grammar_compiling": (1_100_000, 1_000_000),
+        "waits": (2_100_000, 1_000_000),
+        "runs": (3_100_000, 1_000_000),
+    }
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,34 @@ def test_a_step_has_its_rows_tokens_times_and_why_no_further_sequence_was_admitt
     ]
 
 
+def test_what_a_request_waited_for_before_it_was_queued_is_noted_unless_it_was_less_than_a_millisecond() -> (
+    None
+):
+    harness = harness_of()
+    harness.now = 5.0
+    turn, tokens, grammar = WaitReason.CALLERS_TURN, WaitReason.TOKENIZING, WaitReason.GRAMMAR_COMPILING
+    phases = ((turn, 1.0), (tokens, 1.0005), (grammar, 1.5), (tokens, 4.0))
+    harness.add(make_request("a", range(9), arrival=1.0, phases=phases))
+    harness.run()
+    assert events(harness.core.log)[:4] == [
+        ("TOKENIZING", "a", 0, 499_500),
+        ("GRAMMAR_COMPILING", "a", 0, 2_500_000),
+        ("TOKENIZING", "a", 0, 1_000_000),
+        ("QUEUED", "a", 0, 9),
+    ]
+
+
+def test_whoever_loses_its_cache_with_its_executor_is_resumed() -> None:
+    harness = harness_of()
+    harness.add(make_request("a", max_tokens=9))
+    harness.step()
+    harness.lose()
+    harness.ready()
+    harness.run()
+    kinds = [kind for kind, *_ in events(harness.core.log)]
+    assert kinds == ["QUEUED", "ADMITTED", "PREEMPTED", "RESUMED", "ENDED"]
+
+
 def test_a_cancelled_request_has_its_failure_and_a_preempted_one_is_resumed() -> None:
     harness = harness_of()
     harness.add(make_request("a", max_tokens=9))

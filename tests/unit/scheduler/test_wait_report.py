@@ -9,6 +9,7 @@ import pytest
 from scheduler_service.core import wait_report
 from scheduler_service.core.wait_report import Phase, WaitReport
 from scheduler_service.core.waiting.reasons import WaitReason
+from scheduler_service.rpc.codec.waits import request_wait
 from tests.unit.scheduler.constructed_waits import harness_of, run_one, small
 from tests.unit.scheduler.fake_executor import FakeExecutor
 from tests.unit.scheduler.harness import CAPACITY, STEP_S, Harness, make_request
@@ -87,6 +88,7 @@ def test_how_many_places_and_slots_there_are_in_all_is_known() -> None:
     slots.add(make_request("b", adapter=b"2"))
     slots.step()
     report = why(slots, "b")
+    assert request_wait(report, slots.now, with_identity=False).total == 1
     assert (report.reason, report.needed, report.available, report.total) == (
         WaitReason.ADAPTER_SLOT,
         1,

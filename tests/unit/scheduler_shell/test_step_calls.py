@@ -52,7 +52,7 @@ def served() -> tuple[Harness, StepCalls]:
     harness = Harness(FakeExecutor(CAPACITY), CoreConfig())
     harness.now = time.monotonic()
     for who in (MINE, THEIRS):
-        harness.add(make_request(scoped_id(who.name, "r"), identity=who.name))
+        harness.add(make_request(scoped_id(who.name, "r"), identity=who.name, arrival=harness.now))
     harness.run()
     return harness, calls_of(harness.core)
 

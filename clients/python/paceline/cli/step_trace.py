@@ -23,13 +23,14 @@ def trace(steps: Iterable[Step]) -> str:
     ]
     names: dict[int, str] = {}
     since: dict[tuple[int, int], tuple[str, int]] = {}  # by request and index: what it does, and from when on
+    before: dict[int, list[RequestEvent]] = {}  # by request: what it waited for before it was queued
     end_us = 0
     for step in steps:
         names |= {event.number: event.request_id for event in step.events if event.request_id}
         end_us = step.ended_us
         events += _step(step)
         for event in step.events:
-            events += _request(event, end_us, since, names)
+            events += _request(event, end_us, since, before, names)
     for key, (doing, began_us) in since.items():
         events.append(_bar(key, doing, began_us, end_us, names))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
@@ -45,9 +46,20 @@ def _step(step: Step) -> Iterator[dict[str, Any]]:
 
 
 def _request(
-    event: RequestEvent, now_us: int, since: dict[tuple[int, int], tuple[str, int]], names: dict[int, str]
+    event: RequestEvent,
+    now_us: int,
+    since: dict[tuple[int, int], tuple[str, int]],
+    before: dict[int, list[RequestEvent]],
+    names: dict[int, str],
 ) -> Iterator[dict[str, Any]]:
     """The bars that an event ends; `since` gets what it begins. A failure ends all completions."""
+    if event.kind in ("callers_turn", "tokenizing", "grammar_compiling"):
+        before.setdefault(event.number, []).append(event)
+        return
+    arrived_us = now_us
+    for part in reversed(before.pop(event.number, ())):
+        arrived_us -= part.value
+        yield _bar((event.number, 0), part.kind, arrived_us, arrived_us + part.value, names)
     ends = [(event.number, event.completion)]
     if event.kind == "refused":
         ends = [key for key in since if key[0] == event.number]

@@ -15,11 +15,19 @@ from paceline.steps import RequestEvent, Step
 
 MAX_STREAMS = 8192
 """Streams that are remembered; of more, the oldest are forgotten."""
+_ARRIVES = ("callers_turn", "tokenizing", "grammar_compiling")
+"""What it waited for before it was queued."""
 _BEGINS = {"queued": "waits", "preempted": "again", "admitted": "runs", "resumed": "runs"}
-_MARKS = {"waits": ("░", "yellow"), "again": ("▒", "red"), "runs": ("█", "green"), "": (" ", "")}
-_ASCII = {"waits": ".", "again": "x", "runs": "#", "": " "}
+_MARKS = {
+    "arrives": ("·", "cyan"),
+    "waits": ("░", "yellow"),
+    "again": ("▒", "red"),
+    "runs": ("█", "green"),
+    "": (" ", ""),
+}
+_ASCII = {"arrives": "-", "waits": ".", "again": "x", "runs": "#", "": " "}
 _LEVELS, _ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
-_KEY = {"runs": "runs", "waits": "waits", "again": "waits again, preempted"}
+_KEY = {"arrives": "arrives", "waits": "waits", "runs": "runs", "again": "preempted"}
 _NAME_WIDTH, _SPARK_WIDTH = 20, 24
 _OF_STEPS = ("steps", "tokens")
 """Figures that are nothing between two steps; the others stay as they were."""
@@ -74,6 +82,7 @@ class Timeline:
         self.seconds = seconds
         self._steps: deque[Step] = deque()
         self._streams: OrderedDict[tuple[int, int], _Row] = OrderedDict()  # by number and completion
+        self._arriving: dict[int, int] = {}  # microseconds that requests took until their next event, QUEUED
         self._forgotten = self._lost = 0
         self._has_forgotten = False  # steps
 
@@ -90,6 +99,9 @@ class Timeline:
                 self._has_forgotten = True
 
     def _note(self, event: RequestEvent, at_us: int) -> None:
+        if event.kind in _ARRIVES:
+            self._arriving[event.number] = self._arriving.get(event.number, 0) + event.value
+            return
         if (begins := _BEGINS.get(event.kind)) is not None:
             key = event.number, event.completion
             stream = self._streams.get(key)
@@ -101,6 +113,8 @@ class Timeline:
                 if len(self._streams) > MAX_STREAMS:
                     self._streams.popitem(last=False)
                     self._forgotten += 1
+            if arriving_us := self._arriving.pop(event.number, 0):
+                stream.spans.append((at_us - arriving_us, "arrives"))
             stream.spans.append((at_us, begins))
             return
         keys: Iterable[tuple[int, int]] = [(event.number, event.completion)]

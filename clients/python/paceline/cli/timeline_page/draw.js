@@ -66,11 +66,12 @@ export class Picture {
       for (const [doing, from, to] of log.stages(row)) {
         const x = Math.max(left, this.xOf(from)), end = Math.min(left + this.width, this.xOf(to));
         if (end < left || x > left + this.width) continue;
-        if (doing === "runs") {
-          pen.fillStyle = colors.runs;
-          pen.fillRect(x, y + 2, Math.max(1, end - x), ROW - 4);
-        } else {
+        if (doing === "waits" || doing === "again") {
           this.#drawWait(pen, reasons, x, Math.max(x + 1, end), y, doing === "again");
+        } else { // it runs, or what it does before it is queued has its own color
+          const tall = doing === "runs" ? ROW - 4 : 3;
+          pen.fillStyle = doing === "runs" ? colors.runs : colors.reason(log.reasonNames.indexOf(doing));
+          pen.fillRect(x, y + (ROW - tall) / 2, Math.max(1, end - x), tall);
         }
       }
       pen.fillStyle = this.text;

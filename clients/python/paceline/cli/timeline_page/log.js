@@ -3,6 +3,7 @@
 const FIGURES = ["planned_us", "taken_us", "prompt_rows", "decode_rows", "verify_rows", "tokens",
   "drafted_tokens", "accepted_tokens", "free_pages", "running", "waiting", "reasons"];
 const BEGINS = { queued: "waits", preempted: "again", admitted: "runs", resumed: "runs" };
+const ARRIVES = new Set(["callers_turn", "tokenizing", "grammar_compiling"]); // waits before it is queued
 const MAX_STEPS = 250_000; // then the oldest ones go
 const KEPT_STEPS = 200_000;
 
@@ -16,6 +17,7 @@ export class Log {
     this.rows = []; // of completions, by arrival
     this.lost = 0;
     this.byKey = new Map(); // "request/completion" to its row
+    this.arriving = new Map(); // request to its waits before the queue: [reason, microseconds]
     this.ofRequest = new Map(); // number to rows
     this.names = new Map();
   }
@@ -49,6 +51,10 @@ export class Log {
       for (const row of this.ofRequest.get(request) ?? []) this.#end(row, at, `refused with status ${value}`);
       return;
     }
+    if (ARRIVES.has(kind)) {
+      this.arriving.set(request, [...this.arriving.get(request) ?? [], [kind, value]]);
+      return;
+    }
     const key = `${request}/${index}`;
     let row = this.byKey.get(key);
     if (!row) {
@@ -64,6 +70,14 @@ export class Log {
       row.facts.output = value;
       this.#end(row, at, "ended");
     } else if (BEGINS[kind]) {
+      const before = this.arriving.get(request) ?? [];
+      this.arriving.delete(request);
+      let came = at - before.reduce((sum, [, us]) => sum + us, 0);
+      for (const [reason, us] of before) {
+        row.at.push(came);
+        row.doing.push(reason);
+        came += us;
+      }
       row.at.push(at);
       row.doing.push(BEGINS[kind]);
       if (kind === "queued") row.facts.prompt = value;

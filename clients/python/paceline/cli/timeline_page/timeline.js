@@ -92,6 +92,12 @@ function drawNow() {
 
 function drawLegend() {
   const present = new Set(log.reasons.slice(log.stepAt(picture.from), log.stepAt(picture.to)));
+  for (const row of seen) {
+    for (let i = 0; row.doing[i] !== "waits" && i < row.doing.length; i++) {
+      const reason = log.reasonNames.indexOf(row.doing[i]);
+      if (reason > 0) present.add(reason); // it waited for this before it was queued
+    }
+  }
   const entries = [["runs", colors.runs], ["waits for the next plan", colors.reason(0)], ...[...present].filter(Boolean).sort((a, b) => a - b)
     .map((reason) => [`waits: ${log.reasonNames[reason]}`, colors.reason(reason)])];
   find("legend").replaceChildren(...entries.map(([text, color]) => {

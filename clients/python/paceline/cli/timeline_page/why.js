@@ -1,13 +1,16 @@
 // What a click shows: why a request waited, or what a step did. All of it is text.
 
-const DOING = { waits: "waited", again: "waited again, preempted", runs: "ran" };
+const DOING = {
+  waits: "waited", again: "waited again, preempted", runs: "ran", callers_turn: "waited for its caller's turn",
+  tokenizing: "became tokens", grammar_compiling: "waited for its grammar",
+};
 const seconds = (us) => us < 1e6 ? `${(us / 1000).toPrecision(3)} ms` : `${(us / 1e6).toPrecision(3)} s`;
 const clock = (us) => `${new Date(us / 1000).toLocaleTimeString([], { hour12: false })}.${
   String(Math.floor(us / 1000) % 1000).padStart(3, "0")}`;
 
 export function showRequest(where, log, row, live) {
   const stages = log.stages(row).map(([doing, from, to]) => {
-    const reasons = doing === "runs" ? "" : log.blockedBy(from, to)
+    const reasons = doing !== "waits" && doing !== "again" ? "" : log.blockedBy(from, to)
       .map(([reason, us]) => `${log.reasonNames[reason]} ${seconds(us)}`).join(", ");
     return [clock(from), DOING[doing], seconds(to - from), reasons];
   });

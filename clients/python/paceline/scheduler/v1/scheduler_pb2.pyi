@@ -698,7 +698,7 @@ class _StepEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepEve
     STEP_EVENT_KIND_ADMITTED: _StepEventKind.ValueType  # 1
     """value: prompt tokens found in the prefix cache"""
     STEP_EVENT_KIND_PREEMPTED: _StepEventKind.ValueType  # 2
-    """value: tokens of its cache, which were given up"""
+    """or its executor was lost; value: tokens of its cache, which are gone"""
     STEP_EVENT_KIND_RESUMED: _StepEventKind.ValueType  # 3
     """admitted again; value as ADMITTED"""
     STEP_EVENT_KIND_REFUSED: _StepEventKind.ValueType  # 4
@@ -707,6 +707,12 @@ class _StepEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepEve
     """value: completion tokens"""
     STEP_EVENT_KIND_QUEUED: _StepEventKind.ValueType  # 6
     """value: prompt tokens"""
+    STEP_EVENT_KIND_CALLERS_TURN: _StepEventKind.ValueType  # 7
+    """Right before its QUEUED: what it waited for until then, in this order, without parts of less than 1 ms;
+    value: microseconds. The reasons are WaitReason's.
+    """
+    STEP_EVENT_KIND_TOKENIZING: _StepEventKind.ValueType  # 8
+    STEP_EVENT_KIND_GRAMMAR_COMPILING: _StepEventKind.ValueType  # 9
 
 class StepEventKind(_StepEventKind, metaclass=_StepEventKindEnumTypeWrapper): ...
 
@@ -714,7 +720,7 @@ STEP_EVENT_KIND_UNSPECIFIED: StepEventKind.ValueType  # 0
 STEP_EVENT_KIND_ADMITTED: StepEventKind.ValueType  # 1
 """value: prompt tokens found in the prefix cache"""
 STEP_EVENT_KIND_PREEMPTED: StepEventKind.ValueType  # 2
-"""value: tokens of its cache, which were given up"""
+"""or its executor was lost; value: tokens of its cache, which are gone"""
 STEP_EVENT_KIND_RESUMED: StepEventKind.ValueType  # 3
 """admitted again; value as ADMITTED"""
 STEP_EVENT_KIND_REFUSED: StepEventKind.ValueType  # 4
@@ -723,6 +729,12 @@ STEP_EVENT_KIND_ENDED: StepEventKind.ValueType  # 5
 """value: completion tokens"""
 STEP_EVENT_KIND_QUEUED: StepEventKind.ValueType  # 6
 """value: prompt tokens"""
+STEP_EVENT_KIND_CALLERS_TURN: StepEventKind.ValueType  # 7
+"""Right before its QUEUED: what it waited for until then, in this order, without parts of less than 1 ms;
+value: microseconds. The reasons are WaitReason's.
+"""
+STEP_EVENT_KIND_TOKENIZING: StepEventKind.ValueType  # 8
+STEP_EVENT_KIND_GRAMMAR_COMPILING: StepEventKind.ValueType  # 9
 Global___StepEventKind: _TypeAlias = StepEventKind  # noqa: Y015
 
 @_typing.final
@@ -3214,6 +3226,7 @@ class RequestWait(_message.Message):
     PREDICTED_US_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     identity: _builtins.str
     """for administrators"""
@@ -3234,6 +3247,10 @@ class RequestWait(_message.Message):
     """the wait that was predicted when it was queued; 0: none was"""
     explanation: _builtins.str
     """for people: one paragraph, what would end the wait included"""
+    total: _builtins.int
+    """Of what it waits for in the end, itself or by those before it: how many pages, seats or slots there are in
+    all, free or not. 0: not of these, or not known.
+    """
     @_builtins.property
     def queue_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
         """so far, as Usage.queue_waits"""
@@ -3261,10 +3278,11 @@ class RequestWait(_message.Message):
         predicted_us: _builtins.int = ...,
         explanation: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "explanation", b"explanation", "first_reason", b"first_reason", "identity", b"identity", "labels", b"labels", "needed", b"needed", "phase", b"phase", "phase_us", b"phase_us", "position", b"position", "predicted_us", b"predicted_us", "preempted_waits", b"preempted_waits", "queue_waits", b"queue_waits", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "explanation", b"explanation", "first_reason", b"first_reason", "identity", b"identity", "labels", b"labels", "needed", b"needed", "phase", b"phase", "phase_us", b"phase_us", "position", b"position", "predicted_us", b"predicted_us", "preempted_waits", b"preempted_waits", "queue_waits", b"queue_waits", "reason", b"reason", "request_id", b"request_id", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
