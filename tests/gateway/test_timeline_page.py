@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.proto import serialize_length_prefixed
-from paceline import Client
+from paceline import Client, Security
+from paceline.cli.token import entry
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from tests.support.checkout import environment
+from tests.support.processes import ServiceProcess
 from tests.support.stack import oracle_stack
 
 pytestmark = pytest.mark.browser
@@ -219,3 +221,29 @@ def test_it_follows_a_scheduler_which_says_why_a_request_waited(driver: Any, tmp
             page.until("return /Before its first step/.test(document.getElementById('why').textContent)")
             page.run("document.getElementById('out').click()")
             driver.save_screenshot(str(Path(os.environ["PICTURES"]) / "timeline-page.png"))
+
+
+def test_the_openai_apis_port_has_it_for_a_key_that_is_asked_for(driver: Any, tmp_path: Path) -> None:
+    driver.set_window_size(1200, 760)
+    (tmp_path / "tokens.yaml").write_text(f"{entry('boss', 'boss', admin=True)}\n{entry('alice', 'alice')}\n")
+    flags = ["--tokens-file", str(tmp_path / "tokens.yaml")]
+    with oracle_stack(tmp_path, executor=["--step-ms", "20"], scheduler=flags) as stack:
+        door = ServiceProcess("paceline_openai", ["--scheduler", stack.scheduler.address], tmp_path / "door")
+        try:
+            with Client(stack.scheduler.address, security=Security(token="alice")) as client:
+                client.complete("Hello", max_tokens=9, request_id="of-alice")
+            driver.get(f"http://{door.address}/timeline")
+            page = Timeline.__new__(Timeline)
+            page.driver = driver
+            page.until("return document.getElementById('key').open")
+            page.run("document.querySelector('#key input').value = 'boss'")
+            page.run("document.querySelector('#key button').click()")
+            page.until("return /1 of 1 streams/.test(document.getElementById('summary').textContent)")
+            page.search("of-alice")
+            page.until("return /Before its first step/.test(document.getElementById('why').textContent)")
+            assert page.text("#why h2") == "alice of-alice"
+            driver.get_log("browser")  # the answer without a key is there, as an error
+            page.run("document.getElementById('all').click()")
+            page.check()
+        finally:
+            door.kill()

@@ -351,7 +351,7 @@ async def test_the_chat_page_loads_files_of_this_server_alone_and_no_script_with
     page = await door.ask("/")
     assert "script-src 'self'" in page.headers["content-security-policy"]
     named = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
-    assert len(named) == 4
+    assert len(named) == 5
     assert "<script>" not in page.body.decode()
     loaded = {f"/{one}" for one in named if one.startswith("page/")}
     for path in sorted(loaded):

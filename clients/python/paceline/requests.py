@@ -264,6 +264,8 @@ def why_request(request_id: str | None, identity: str, *, all_identities: bool) 
     return request
 
 
-def steps_request(last_s: float) -> pb.WatchStepsRequest:
-    """The WatchSteps request: from `last_s` seconds ago on."""
+def steps_request(last_s: float, first_step: int = 0) -> pb.WatchStepsRequest:
+    """The WatchSteps request: from a step on, or, if that is 0, from `last_s` seconds ago on."""
+    if first_step:
+        return pb.WatchStepsRequest(first_step=first_step)
     return pb.WatchStepsRequest(last_us=max(1, round(1e6 * last_s)))

@@ -29,6 +29,7 @@ from paceline_openai.origins import Origins
 from paceline_openai.refusals import Refusal, bad, from_error
 from paceline_openai.routes import Endpoint, endpoint_of
 from paceline_openai.settings import Bounds
+from paceline_openai.timeline import TimelinePage
 from paceline_openai.vocabulary import Vocabularies
 
 log = Log(__name__)
@@ -72,6 +73,7 @@ class Gateway:
             "/version": _version,
             "/metrics": self._metrics,
             **dict.fromkeys(pages.ASSETS, pages.asset),
+            **TimelinePage(client, self._callers).paths,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -86,12 +85,12 @@ TABLE = Table(
 async def answer(call: Call) -> None:
     """Generate, and send the answer. Raises Refusal, `paceline.errors`."""
     sent = options(call.values, call.info) | call.options
-    id_ = uuid.uuid4().hex
+    id_ = call.exchange.new_id("chatcmpl-")
     turns = messages.that_fit(call.values["messages"], call)
     sent |= call.affinity(turns)
     generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **sent)
     try:
-        await (_stream if call.values.get("stream") else _whole)(call, generation, f"chatcmpl-{id_}")
+        await (_stream if call.values.get("stream") else _whole)(call, generation, id_)
     finally:
         generation.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -59,7 +58,8 @@ async def answer(call: Call) -> None:
     """Generate for each prompt, and send the answer. Raises Refusal, `paceline.errors`."""
     values = call.values
     options = _options(values, call.info) | call.options
-    id_ = f"cmpl-{uuid.uuid4().hex}"
+    ids = [call.exchange.new_id("cmpl-") for _ in call.values["prompt"]]
+    id_ = ids[0]
     given: list[Prompt] = values["prompt"]
     shown: list[Echo | None] = [None for _ in given]
     if values.get("echo"):
@@ -69,9 +69,10 @@ async def answer(call: Call) -> None:
         return
     generations: list[Generation] = []
     try:
-        for prompt in given:
+        for prompt, own_id in zip(given, ids, strict=True):
             which: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
-            generations.append(call.client.generate(timeout_s=call.timeout_s, **which, **options))
+            sent = which | options | {"request_id": own_id}
+            generations.append(call.client.generate(timeout_s=call.timeout_s, **sent))
         await (_stream if values.get("stream") else _whole)(call, generations, shown, id_)
     finally:
         for generation in generations:

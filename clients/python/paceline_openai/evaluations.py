@@ -134,7 +134,9 @@ async def embeddings(call: Call) -> None:
 
     async def embed(part: list[Prompt]) -> Any:
         async with limit:
-            return await call.client.embed(part, timeout_s=call.timeout_s, **options, **_options(call))
+            return await call.client.embed(
+                part, timeout_s=call.timeout_s, **options, **_options(call, "embd-")
+            )
 
     parts = [given[start : start + most] for start in range(0, len(given), most)]
     replies = await all_of(map(embed, parts))
@@ -152,7 +154,7 @@ async def rerank(call: Call) -> None:
     given: list[str] = call.values["documents"]
     options = {name: call.values[name] for name in ("top_n", "method", "instruction") if name in call.values}
     reply = await call.client.rerank(
-        call.values["query"], given, timeout_s=call.timeout_s, **options, **_options(call)
+        call.values["query"], given, timeout_s=call.timeout_s, **options, **_options(call, "rerank-")
     )
     results = []
     for one in reply.results:
@@ -160,7 +162,7 @@ async def rerank(call: Call) -> None:
         if call.values.get("return_documents"):
             result["document"] = {"text": given[one.index]}
         results.append(result)
-    shown = {"id": f"rerank-{reply.request_id}", "model": call.shown_model, "results": results}
+    shown = {"id": reply.request_id, "model": call.shown_model, "results": results}
     await call.exchange.reply_json(shown | {"usage": prompt_usage(reply)})
 
 
@@ -177,7 +179,7 @@ async def score(call: Call) -> None:
         async with limit:
             given = [pairs[place][1] for place in places]
             return await call.client.rerank(
-                query, given, timeout_s=call.timeout_s, **options, **_options(call)
+                query, given, timeout_s=call.timeout_s, **options, **_options(call, "score-")
             )
 
     replies = await all_of(judge(*one) for one in by_query.items())
@@ -210,8 +212,10 @@ def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(zip(first, second, strict=True))
 
 
-def _options(call: Call) -> dict[str, Any]:
-    shared = {name: call.values[name] for name in ("priority", "cache_salt") if name in call.values}
+def _options(call: Call, prefix: str) -> dict[str, Any]:
+    """Of one call of the SDK, with an id of its own that begins so."""
+    shared: dict[str, Any] = {"request_id": call.exchange.new_id(prefix)}
+    shared |= {name: call.values[name] for name in ("priority", "cache_salt") if name in call.values}
     return shared | call.options | sampling.label_options(call.values, call.info)
 
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qs
 
 from paceline_openai.budget import BodyBudget
 from paceline_openai.refusals import Refusal
@@ -17,6 +18,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_ID_END = 96  # characters of `request_id` in the ids of the scheduler, which have 128 at most
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _DRAINED_BYTES = 64 << 10
 """Up to here the body of a refused request is read, and dropped; else the connection is closed."""
@@ -33,6 +35,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))  # where it is mounted
+        self._query: bytes = scope.get("query_string", b"")
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self._headers[name] = value if name not in self._headers else self._headers[name] + b", " + value
@@ -43,9 +46,17 @@ class Exchange:
         self._receive, self._send = receive, send
         self._unread = b"transfer-encoding" in self._headers or self._length() > _DRAINED_BYTES
 
+    def new_id(self, prefix: str) -> str:
+        """A new id of a request at the scheduler. `paceline why` takes `request_id`, with which it ends."""
+        return f"{prefix}{secrets.token_hex(8)}-{self.request_id[-_ID_END:]}"
+
     def header(self, name: bytes) -> str:
         """A header's value; "" without it."""
         return self._headers.get(name, b"").decode("latin-1")
+
+    def query(self, name: str) -> str:
+        """A value after the path's question mark; "" without it."""
+        return parse_qs(self._query.decode("latin-1")).get(name, [""])[-1]
 
     async def body(self, budget: BodyBudget, owner: bytes, timeout_s: float) -> bytearray:
         """The body. `owner` is whose share of the budget it takes.

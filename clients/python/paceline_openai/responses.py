@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,10 +97,10 @@ async def answer(call: Call) -> None:
     options = _options(values, call.info) | call.options
     turns = messages.that_fit(items.with_instructions(values["input"], values.get("instructions")), call)
     options |= call.affinity(turns)
-    id_ = uuid.uuid4().hex
+    id_ = call.exchange.new_id("resp_")
     generation = call.client.generate(messages=turns, timeout_s=call.timeout_s, request_id=id_, **options)
     try:
-        await (_stream if values.get("stream") else _whole)(call, generation, f"resp_{id_}")
+        await (_stream if values.get("stream") else _whole)(call, generation, id_)
     finally:
         generation.close()
 

@@ -365,3 +365,15 @@ class Client(Administration):
         return self._schedulers.stream(
             lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: steps_of(reply.log)
         )
+
+    def step_logs(
+        self, *, first_step: int = 0, last_s: float = 0.0, timeout_s: float | None = None
+    ) -> AsyncIterator[pb.StepLog]:
+        """The messages of the contract that `steps` is made of, each of several steps.
+
+        first_step: where they begin, instead of `last_s` seconds ago; InvalidRequest if there are fewer.
+        """
+        request = requests.steps_request(last_s, first_step)
+        return self._schedulers.stream(
+            lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: (reply.log,)
+        )

@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from paceline import errors
+from paceline import errors, timeline_page
 from paceline.bounded_files import read_bounded
 from paceline.channel import Security
 from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, fail, one_line_errors, security
@@ -117,7 +117,7 @@ def _serve_live(security: Security, address: str, seconds: float, last: float) -
                 found = client.why(request_id, identity=identity, timeout_s=_ASK_S)
             except errors.PacelineError as error:
                 return str(error)
-            return " ".join(one.explanation for one in found.requests) or "It knows this request no more."
+            return timeline_page.why(found)
 
         threading.Thread(target=follow, name="steps", daemon=True).start()
         _serve(address, store, why, seconds)

@@ -1,5 +1,7 @@
 // What a click shows: why a request waited, or what a step did. All of it is text.
 
+import { ask } from "./ask.js";
+
 const DOING = {
   waits: "waited", again: "waited again, preempted", runs: "ran", callers_turn: "waited for its caller's turn",
   tokenizing: "became tokens", grammar_compiling: "waited for its grammar",
@@ -26,17 +28,16 @@ export function showRequest(where, log, row, live) {
     ].filter(Boolean).join(", ")),
     table(["at", "it", "for", "the first in turn lacked"], stages),
   );
-  if (live && !row.id.startsWith("#")) ask(where, row);
+  if (live && !row.id.startsWith("#")) explain(where, row);
 }
 
 // The scheduler's own answer, which knows the request's reasons, not only those of the first in turn.
-async function ask(where, row) {
+async function explain(where, row) {
   const asked = new URLSearchParams({ id: row.id, identity: row.identity });
   const answer = element("p", "…");
   where.append(element("h2", "The scheduler says"), answer);
   try {
-    const found = await (await fetch(`why?${asked}`)).json();
-    answer.textContent = found.text;
+    answer.textContent = (await ask(`why?${asked}`)).text;
   } catch (error) {
     answer.textContent = String(error);
   }

@@ -1,5 +1,6 @@
 // The page: loads the log, follows it, and answers clicks. Whatever comes from a request is text.
 
+import { ask } from "./ask.js";
 import { Log } from "./log.js";
 import { colors, Picture, ROW } from "./draw.js";
 import { showRequest, showStep } from "./why.js";
@@ -8,10 +9,10 @@ const POLL_MS = 500;
 const MIN_US = 1000;
 const find = (id) => document.getElementById(id);
 const scroller = find("scroller"), picture = new Picture(find("rows"), find("lanes"));
-let log, seen = [], chosen = null, about = {}, next = 0, waiting = false;
+let log, seen = [], chosen = null, about = {}, next = 0, waiting = false, broken = false;
 
 async function load() {
-  about = await (await fetch("about")).json();
+  about = await ask("about");
   find("source").textContent = about.source;
   find("follow-label").hidden = !about.live;
   find("follow").checked = about.live;
@@ -26,10 +27,13 @@ async function read() {
   if (waiting) return; // one at a time
   waiting = true;
   try {
-    const found = await (await fetch(`steps?after=${next}`)).json();
+    const after = next, found = await ask(`steps?after=${after}`);
     next = found.next;
+    if (!after && found.parts.length) log = new Log(about.kinds, about.reasons);
     for (const part of found.parts) log.add(part);
     if (found.error) fail(found.error);
+    else if (broken) find("error").hidden = true;
+    broken = Boolean(found.error);
     if (found.parts.length && find("follow").checked) follow();
     if (found.parts.length) draw();
   } finally {

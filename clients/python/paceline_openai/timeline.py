@@ -1,0 +1,95 @@
+"""The timeline at /timeline/: the page of `paceline timeline --web`, with what the caller's key may see.
+
+Nothing is kept between two requests: each asks the scheduler for the steps after those that the page has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+from paceline import errors, timeline_page
+from paceline.aio import Client
+
+from paceline_openai.callers import Caller, Callers
+from paceline_openai.exchange import Exchange
+
+_AT = "/timeline/"
+_BEGIN_S = 600.0
+"""What a page shows first: the steps of so many seconds."""
+_READ_S = 0.4
+"""For so long an answer waits for steps: longer than schedulers do between two looks."""
+_MOST_BYTES = 8 << 20
+"""Of one answer's steps, about; the next one goes on."""
+_ASK_S = 10.0
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in timeline_page.HEADERS.items()]
+_JSON = [(b"content-type", b"application/json"), *_HEADERS]
+
+
+class TimelinePage:
+    """Answers what is below /timeline/. `paths`: what answers each."""
+
+    def __init__(self, client: Client, callers: Callers) -> None:
+        self._client, self._callers = client, callers
+        self.paths: Mapping[str, Callable[[Exchange], Awaitable[None]]] = {
+            _AT.rstrip("/"): _to_page,
+            _AT: _file,
+            **dict.fromkeys((_AT + name for name in timeline_page.FILES), _file),
+            f"{_AT}about": self._about,
+            f"{_AT}steps": self._steps,
+            f"{_AT}why": self._why,
+        }
+
+    async def _about(self, exchange: Exchange) -> None:
+        caller = await self._caller(exchange)
+        await exchange.reply(timeline_page.about(caller.info.name, live=True), headers=_JSON)
+
+    async def _steps(self, exchange: Exchange) -> None:
+        """Here, the number of an answer is that of the next step."""
+        caller = await self._caller(exchange)
+        given = exchange.query("after")
+        after = int(given) if given.isdecimal() and len(given) < 16 else 0
+        begin = {"first_step": after} if after else {"last_s": _BEGIN_S}
+        parts, size, error = list[bytes](), 0, ""
+        try:
+            logs = self._client.view(caller.token).step_logs(**begin, timeout_s=_READ_S)
+            async for log in logs:
+                parts.append(timeline_page.part(log))
+                after, size = log.first_step + len(log.started_us), size + len(parts[-1])
+                if size > _MOST_BYTES:
+                    await logs.aclose()
+                    break
+        except errors.DeadlineExceeded:
+            pass
+        except errors.InvalidRequest:  # the scheduler was started again, and has fewer steps
+            after = 0
+        except errors.PacelineError as failure:  # it may be started again: then its steps have other numbers
+            after, error = 0, str(failure)
+        await exchange.reply(timeline_page.steps(parts, after, error), headers=_JSON)
+
+    async def _why(self, exchange: Exchange) -> None:
+        caller = await self._caller(exchange)
+        whose = exchange.query("identity")
+        try:
+            view = self._client.view(caller.token)
+            text = timeline_page.why(await view.why(exchange.query("id"), identity=whose, timeout_s=_ASK_S))
+        except errors.PacelineError as error:
+            text = str(error)
+        await exchange.reply(json.dumps({"text": text}).encode(), headers=_JSON)
+
+    async def _caller(self, exchange: Exchange) -> Caller:
+        """Raises Refusal."""
+        return await self._callers.identify(exchange.header(b"authorization"))
+
+
+async def _to_page(exchange: Exchange) -> None:
+    """The page's files are named from its own path on."""
+    where = (b"location", _AT.strip("/").encode() + b"/")
+    await exchange.reply(b"", HTTPStatus.PERMANENT_REDIRECT, [where, *_HEADERS])
+
+
+async def _file(exchange: Exchange) -> None:
+    name = exchange.path.removeprefix(_AT) or "index.html"
+    headers = [(b"content-type", timeline_page.FILES[name].encode()), *_HEADERS]
+    await exchange.reply(timeline_page.file(name), headers=headers)
