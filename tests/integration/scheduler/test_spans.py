@@ -15,8 +15,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 from paceline import Finished, aio, errors, stop_tracing_calls, trace_calls
-from paceline.affinity import affinity_key, choice
-from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.otlp import SpanSender
 
 from tests.support.checkout import environment
@@ -25,7 +23,7 @@ from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, eventually, oracle_stack
 
-REQUESTS = 200
+REQUESTS, CONTINUED = 200, 40
 WAITS = ("queue", "preempted", "failover")
 MS = 1e-3
 
@@ -201,7 +199,7 @@ def judge_steps(spans: Sequence[SeenSpan]) -> None:
     assert links <= servers
 
 
-async def test_a_stream_that_is_continued_on_another_scheduler_is_one_trace(
+async def test_streams_that_are_continued_on_another_scheduler_are_one_trace_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--otel", "--drain-timeout-s", "0")
@@ -213,24 +211,35 @@ async def test_a_stream_that_is_continued_on_another_scheduler_is_one_trace(
         try:
             stack.start_scheduler(*flags)
             both = {one.address: one for one in (first, stack.scheduler.wait_serving())}
-            begins = choice(affinity_key(pb.GenerateRequest(text="x")), dict.fromkeys(both, 0))
             async with aio.Client(list(both), directory="off") as client:
-                stream = client.generate("x", max_tokens=100, ignore_eos=True)
-                await anext(stream)
-                await asyncio.to_thread(both[begins].terminate)
-                await stream.collect()
-            assert stream.resumptions == 1
-            spans = receiver.wait(lambda seen: len(calls(seen)) == 1 and sum(map(is_request, seen)) == 2)
+                streams = [
+                    client.generate(f"x{n}", max_tokens=300, ignore_eos=True) for n in range(CONTINUED)
+                ]
+                await asyncio.gather(*(anext(stream) for stream in streams))
+                await asyncio.to_thread(first.terminate)
+                await asyncio.gather(*(stream.collect() for stream in streams))
+            moved = sum(stream.resumptions for stream in streams)
+            assert 0 < moved < CONTINUED
+            requests = CONTINUED + moved
+            spans = receiver.wait(
+                lambda seen: len(calls(seen)) == CONTINUED and sum(map(is_request, seen)) == requests
+            )
         finally:
             first.kill()
-    [trace] = by_trace([one for one in spans if one.name != "step"]).values()
-    [call] = calls(trace)
-    ends = {one.attributes.get("error.type"): one for one in trace if is_request(one)}
-    assert ends.keys() == {"SHUTTING_DOWN", None}
-    for server in ends.values():
-        assert server.parent == call.id
-        assert [one.name for one in stays_of(trace, server)] == ["queue", "prefill", "decode"]
-    assert "error.type" not in call.attributes
+    traces = by_trace([one for one in spans if one.name != "step"])
+    assert len(traces) == CONTINUED
+    for trace in traces.values():
+        [call] = calls(trace)
+        servers = sorted(filter(is_request, trace), key=lambda one: one.began)
+        assert [one.attributes.get("error.type") for one in servers] in ([None], ["SHUTTING_DOWN", None])
+        for server in servers:
+            assert server.parent == call.id
+            stays = stays_of(trace, server)
+            assert [one.name for one in stays] == ["queue", "prefill", "decode"]
+            assert server.began - MS <= stays[0].began
+            assert stays[-1].ended <= server.ended + MS
+        assert "error.type" not in call.attributes
+        assert call.attributes["gen_ai.usage.output_tokens"] == 300
 
 
 async def test_a_call_that_is_refused_before_it_is_read_has_a_span(
