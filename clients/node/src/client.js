@@ -13,6 +13,7 @@ import { addressesOf, Attempts, FAILOVER_TIMEOUT_MS, Rotation } from './failover
 import * as messages from './messages.js';
 import { dnsName, ROUND_ROBIN, schedulersBehind } from './names.js';
 import { identified, ResumableStream } from './resume.js';
+import { callSpan } from './spans.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
 /** @typedef {Pick<GenerateOptions, 'timeoutMs' | 'signal'>} CallOptions */
@@ -92,6 +93,7 @@ export class Client {
     signal?.throwIfAborted();
     const request = identified(messages.generateRequest(options));
     const stream = new ResumableStream(request);
+    const span = callSpan('generate', request);
     const attempts = this.#attempts(options, this.#failoverTimeoutMs, this.#affinity(request, options));
     /** @type {any} */
     let call;
@@ -101,7 +103,7 @@ export class Client {
       for (;;) {
         const stub = this.#schedulers[attempts.address];
         const now = performance.now();
-        call = stub.generate(stream.attempt(now), this.#metadata(attempts), deadline(attempts.timeoutMs(now)));
+        call = stub.generate(stream.attempt(now), this.#metadata(attempts, span), deadline(attempts.timeoutMs(now)));
         call.on('error', () => {}); // the loop below reports errors; after it nobody listens
         call.once('status', attempts.begin());
         const connecting = unlessConnected(stub, call);
@@ -122,18 +124,22 @@ export class Client {
           connecting.end();
           attempts.answered();
           const event = stream.see(next.value);
-          if (event) yield event;
+          if (!event) continue;
+          span.saw(event);
+          yield event;
         }
         if (!failure) return stream.checkEnd();
         if (stream.isComplete) return undefined;
         await this.#again(attempts, failure, signal, stream);
       }
     } catch (error) {
+      span.end(signal?.aborted ? signal.reason : fromRpc(error));
       signal?.throwIfAborted();
       throw fromRpc(error);
     } finally {
       signal?.removeEventListener('abort', abort);
       call?.cancel();
+      span.end();
     }
   }
 
@@ -274,10 +280,14 @@ export class Client {
     return this.#call('getStatus', {}, options);
   }
 
-  /** @param {Attempts} [attempts] */
-  #metadata(attempts) {
+  /**
+   * @param {Attempts} [attempts]
+   * @param {import('./spans.js').CallSpan} [span]
+   */
+  #metadata(attempts, span) {
     const metadata = new grpc.Metadata();
-    for (const [key, value] of Object.entries(attempts?.metadata ?? {})) metadata.set(key, value);
+    const carried = attempts && span?.carried(this.addresses[attempts.address]);
+    for (const [key, value] of Object.entries({ ...attempts?.metadata, ...carried })) metadata.set(key, value);
     if (this.#token) metadata.set('authorization', `Bearer ${this.#token}`);
     return metadata;
   }
@@ -336,16 +346,26 @@ export class Client {
     const { signal } = options;
     signal?.throwIfAborted();
     const attempts = this.#attempts(options, failoverTimeoutMs, key);
-    for (;;) {
-      const left = deadline(attempts.timeoutMs(performance.now()));
-      try {
-        const reply = await this.#send(this.#schedulers[attempts.address], method, request, left, signal, attempts);
-        attempts.answered();
-        return reply;
-      } catch (error) {
-        if (signal?.aborted) throw error;
-        await this.#again(attempts, error, signal);
+    const span = callSpan(method, request);
+    try {
+      for (;;) {
+        const left = deadline(attempts.timeoutMs(performance.now()));
+        try {
+          const stub = this.#schedulers[attempts.address];
+          const reply = await this.#send(stub, method, request, left, signal, attempts, span);
+          attempts.answered();
+          span.saw(reply);
+          return reply;
+        } catch (error) {
+          if (signal?.aborted) throw error;
+          await this.#again(attempts, error, signal);
+        }
       }
+    } catch (error) {
+      span.end(error);
+      throw error;
+    } finally {
+      span.end();
     }
   }
 
@@ -356,9 +376,10 @@ export class Client {
    * @param {grpc.CallOptions} left
    * @param {AbortSignal} [signal]
    * @param {Attempts} [attempts]
+   * @param {import('./spans.js').CallSpan} [span]
    * @returns {Promise<any>}
    */
-  #send(stub, method, request, left, signal, attempts) {
+  #send(stub, method, request, left, signal, attempts, span) {
     return new Promise((resolve, reject) => {
       const answer = (/** @type {unknown} */ error, /** @type {any} */ reply) => {
         signal?.removeEventListener('abort', abort);
@@ -366,7 +387,7 @@ export class Client {
         if (!error) resolve(reply);
         else reject(signal?.aborted ? signal.reason : failure);
       };
-      const call = stub[method](request, this.#metadata(attempts), left, answer);
+      const call = stub[method](request, this.#metadata(attempts, span), left, answer);
       if (attempts) call.once('status', attempts.begin());
       const connecting = unlessConnected(stub, call);
       const abort = () => call.cancel();

@@ -14,6 +14,7 @@ export { assistantMessage, toolMessage } from './chat.js';
 export { Client } from './client.js';
 export { collect, parsed } from './collect.js';
 export { InvalidOutput, PacelineError, StreamLost } from './errors.js';
+export { stopTracingCalls, traceCalls } from './spans.js';
 
 /** @typedef {import('./messages.js').GenerateOptions} GenerateOptions */
 /** @typedef {import('./messages.js').Event} Event */

@@ -110,16 +110,18 @@ export const BROKEN = { code: grpc.status.UNAVAILABLE, details: 'Connection drop
  * Ideal schedulers, each with a script: each call takes the next ending [messages before it, status].
  *
  * @param {[number, object][][]} scripts
- * @param {(addresses: string[], requests: any[][]) => Promise<unknown>} use
+ * @param {(addresses: string[], requests: any[][], traceparents: any[][]) => Promise<unknown>} use
  * @param {string[]} [hosts] On one port, each on its own address; without them, all on 127.0.0.1, each on its own port.
  */
 export async function serving(scripts, use, hosts) {
   const requests = scripts.map(() => /** @type {any[]} */ ([]));
+  const traceparents = scripts.map(() => /** @type {any[]} */ ([]));
   const servers = scripts.map((script, which) => {
     const server = new grpc.Server();
     server.addService(SchedulerService.service, {
       generate(/** @type {any} */ call) {
         requests[which].push(call.request);
+        traceparents[which].push(call.metadata.get('traceparent')[0]);
         const [after, status] = script.shift() ?? [Infinity, undefined];
         const messages = replies(call.request);
         for (const message of messages.slice(0, after)) call.write(message);
@@ -129,6 +131,7 @@ export async function serving(scripts, use, hosts) {
       generateUnary(/** @type {any} */ call, /** @type {any} */ answer) {
         const { request } = call.request;
         requests[which].push(request);
+        traceparents[which].push(call.metadata.get('traceparent')[0]);
         const ending = script.shift();
         if (ending) answer(ending[1]);
         else answer(null, { completions: [{ tokenIds: idsOf(BigInt(request.sampling.seed), 0), finished: { reason: 'FINISH_REASON_STOP' } }] });
@@ -161,7 +164,7 @@ export async function serving(scripts, use, hosts) {
     addresses.push(`${host}:${bound}`);
   }
   try {
-    await use(addresses, requests);
+    await use(addresses, requests, traceparents);
   } finally {
     for (const server of servers) server.forceShutdown();
   }
