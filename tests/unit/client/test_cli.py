@@ -384,6 +384,13 @@ async def test_requests_that_wait_alike_are_summed_up_and_few_of_them_shown(serv
     assert await shown("--json") == []
 
 
+async def test_a_label_is_text_on_its_own_line(served: Served) -> None:
+    labels = {"note": "x\nroot\n  Ended.", "title": "\x1b]0;mine\x07[red]"}
+    served.fake.waits.requests.append(pb.RequestWait(request_id="a", labels=labels, explanation="It waits."))
+    lines = (await invoked("why", "--slow", "--all", "-a", served.address)).stdout.splitlines()
+    assert lines == [r"a note=x\nroot\n  Ended. title=\x1b]0;mine[red]", "  It waits."]
+
+
 async def test_status_is_shown_while_the_model_loads(served: Served) -> None:
     served.fake.loading = True
     status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)

@@ -23,12 +23,12 @@ def trace(steps: Iterable[Step]) -> str:
     ]
     names: dict[int, str] = {}
     since: dict[tuple[int, int], tuple[str, int]] = {}  # by request and index: what it does, and from when on
-    before: dict[int, list[RequestEvent]] = {}  # by request: what it waited for before it was queued
     end_us = 0
     for step in steps:
         names |= {event.number: event.request_id for event in step.events if event.request_id}
         end_us = step.ended_us
         events += _step(step)
+        before: dict[int, list[RequestEvent]] = {}  # by request: what it waited for before it was queued
         for event in step.events:
             events += _request(event, end_us, since, before, names)
     for key, (doing, began_us) in since.items():

@@ -90,6 +90,7 @@ class Timeline:
         """Add the next step."""
         self._steps.append(step)
         self._lost += step.lost
+        self._arriving.clear()  # all events of an arrival are of one step
         for event in step.events:
             self._note(event, step.ended_us)
         if self.seconds is not None:

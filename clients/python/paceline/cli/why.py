@@ -130,6 +130,6 @@ def _sum_up(groups: list[list[RequestWait]]) -> None:
 
 def _show(one: RequestWait) -> None:
     whose = f" [dim]of {escape(one.identity)}[/]" if one.identity else ""
-    labels = "".join(f" {key}={value}" for key, value in sorted(one.labels.items()))
+    labels = "".join(f" {key}={value}" for key, value in sorted(one.labels.items())).replace("\n", "\\n")
     console.print(f"[bold]{escape(one.request_id)}[/]{whose}[dim]{escape(labels)}[/]", soft_wrap=True)
     console.print(f"  {escape(one.explanation)}", highlight=False, soft_wrap=True)

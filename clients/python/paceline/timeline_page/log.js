@@ -38,6 +38,7 @@ export class Log {
       this.number.push(part.first_step + i);
       for (const name of FIGURES) this[name].push(part[name][i]);
       const end = at + part.taken_us[i];
+      this.arriving.clear(); // all events of an arrival are of one step
       for (let n = part.event_counts[i]; n > 0; n--, event++) {
         this.#note(this.kinds[part.event_kinds[event]], part.event_requests[event],
           part.event_indexes[event], part.event_values[event], end);
