@@ -6,11 +6,14 @@ Nothing is kept between two requests: each asks the scheduler for the steps afte
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from http import HTTPStatus
+from typing import Any, cast
 
 from paceline import errors, timeline_page
 from paceline.aio import Client
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from paceline_openai.callers import Caller, Callers
 from paceline_openai.exchange import Exchange
@@ -50,16 +53,17 @@ class TimelinePage:
         caller = await self._caller(exchange)
         given = exchange.query("after")
         after = int(given) if given.isdecimal() and len(given) < 16 else 0
-        begin = {"first_step": after} if after else {"last_s": _BEGIN_S}
+        begin: dict[str, Any] = {"first_step": after} if after else {"last_s": _BEGIN_S}
         parts, size, error = list[bytes](), 0, ""
+        view = self._client.view(caller.token)
+        logs = cast("AsyncGenerator[pb.StepLog, None]", view.step_logs(**begin, timeout_s=_READ_S))
         try:
-            logs = self._client.view(caller.token).step_logs(**begin, timeout_s=_READ_S)
-            async for log in logs:
-                parts.append(timeline_page.part(log))
-                after, size = log.first_step + len(log.started_us), size + len(parts[-1])
-                if size > _MOST_BYTES:
-                    await logs.aclose()
-                    break
+            async with aclosing(logs):
+                async for log in logs:
+                    parts.append(timeline_page.part(log))
+                    after, size = log.first_step + len(log.started_us), size + len(parts[-1])
+                    if size > _MOST_BYTES:
+                        break
         except errors.DeadlineExceeded:
             pass
         except errors.InvalidRequest:  # the scheduler was started again, and has fewer steps
