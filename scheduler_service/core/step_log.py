@@ -67,6 +67,8 @@ COLUMNS = (
     *("drafted_tokens", "accepted_tokens", "free_pages", "running", "waiting", "reasons", "event_counts"),
 )
 """Figures of a step, as StepLog's fields of these names, but started_us from its block's first step on."""
+_FIGURES = len(COLUMNS) - 1
+"""All but started_us."""
 
 
 @dataclass(slots=True)
@@ -90,38 +92,41 @@ class Events:
         kinds, requests = self.kinds[begin:end], self.requests[begin:end]
         return Events(kinds, requests, self.indexes[begin:end], self.values[begin:end])
 
-    def extend(self, later: Events) -> None:
-        """Add later ones."""
-        self.kinds += later.kinds
-        self.requests += later.requests
-        self.indexes += later.indexes
-        self.values += later.values
-
 
 Name = tuple[str, str]
 """A request's id, and its identity."""
 
 
-def _columns() -> tuple[array[int], ...]:
-    """Of nothing. started_us is wider than the others: a pause may be longer than 71 minutes."""
-    return tuple(array("Q" if name == "started_us" else "I") for name in COLUMNS)
-
-
 @dataclass(slots=True)
 class _Block:
+    """Steps, and the events before each; of the last one also those since."""
+
     first_step: int
-    began_at: float
-    columns: tuple[array[int], ...] = field(default_factory=_columns)
+    began_at: float = 0.0  # when its first step was sent
+    # In microseconds since then. Wider than the others: a pause may be longer than 71 minutes.
+    started: array[int] = field(default_factory=lambda: array("Q"))
+    figures: array[int] = field(default_factory=lambda: array("I"))  # the other COLUMNS, step by step
     events: Events = field(default_factory=Events)
+    counted: int = 0  # of these, those of its steps
     names: dict[int, Name] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.columns[0])
+        return len(self.started)
+
+    @property
+    def ended_at(self) -> float:
+        """When its last step was sent."""
+        return self.began_at + self.started[-1] / 1e6
 
     @property
     def size(self) -> int:
         """Bytes, about, never less than it has."""
         return _STEP_BYTES * len(self) + _EVENT_BYTES * len(self.events.kinds) + _NAME_BYTES * len(self.names)
+
+    def columns(self, begin: int, end: int) -> tuple[array[int], ...]:
+        """Of the steps from `begin` on, before `end`; see COLUMNS."""
+        figures = self.figures[begin * _FIGURES : end * _FIGURES]
+        return self.started[begin:end], *(figures[at::_FIGURES] for at in range(_FIGURES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +147,14 @@ class StepLog:
     """The steps of the last hour, or as many of them as MAX_BYTES hold."""
 
     def __init__(self) -> None:
-        self._blocks: deque[_Block] = deque()
+        self._blocks = deque([_Block(1)])  # the last one takes further steps
         self._closed_bytes = 0  # of all blocks but the last
         self._steps = 0  # since the start
-        self._events = Events()  # since the last answered step
-        self._names: dict[int, Name] = {}  # theirs
 
     @property
     def first(self) -> int:
         """Number of the oldest step that is kept; `end` if none is."""
-        return self._blocks[0].first_step if self._blocks else self.end
+        return self._blocks[0].first_step
 
     @property
     def end(self) -> int:
@@ -161,16 +164,17 @@ class StepLog:
     @property
     def size(self) -> int:
         """Bytes, about."""
-        return self._closed_bytes + (self._blocks[-1].size if self._blocks else 0)
+        return self._closed_bytes + self._blocks[-1].size
 
     def __len__(self) -> int:
         return self.end - self.first
 
     def note(self, kind: StepEvent, live: LiveRequest, index: int, value: int) -> None:
         """Something happened to a request."""
-        if len(self._events.kinds) < MAX_EVENTS:
-            self._events.add(kind, live.serial, index, value)
-            self._names[live.serial] = live.request.id, live.request.identity
+        block = self._blocks[-1]
+        if len(block.events.kinds) - block.counted < MAX_EVENTS:
+            block.events.add(kind, live.serial, index, value)
+            block.names[live.serial] = live.request.id, live.request.identity
 
     def queued(self, live: LiveRequest) -> None:
         """A request was queued, after what it had waited for before."""
@@ -181,52 +185,46 @@ class StepLog:
 
     def answered(self, step: StepFigures, taken_s: float, accepted: int, running: int, waiting: int) -> None:
         """A step was answered. running, waiting: sequences, afterwards."""
-        blocks = self._blocks
-        if not blocks or len(blocks[-1]) == BLOCK_STEPS:
-            self._close(step.sent_at)
-        block, events = blocks[-1], self._events
-        figures = (
-            _long_us(step.sent_at - block.began_at),
-            _us(step.planned_s),
-            _us(taken_s),
-            step.prompt_rows,
-            step.decode_rows,
-            step.verify_rows,
-            step.tokens,
-            step.drafted,
-            accepted,
-            step.free_pages,
-            running,
-            waiting,
-            step.reason,
-            len(events.kinds),
+        block = self._blocks[-1]
+        if not block.started:
+            block.began_at = step.sent_at
+            self._forget(step.sent_at)
+        events = len(block.events.kinds)
+        block.started.append(_long_us(step.sent_at - block.began_at))
+        block.figures.extend(
+            (
+                _us(step.planned_s),
+                _us(taken_s),
+                step.prompt_rows,
+                step.decode_rows,
+                step.verify_rows,
+                step.tokens,
+                step.drafted,
+                accepted,
+                step.free_pages,
+                running,
+                waiting,
+                step.reason,
+                events - block.counted,
+            )
         )
-        for column, figure in zip(block.columns, figures, strict=True):
-            column.append(figure)
+        block.counted = events
         self._steps += 1
-        if events.kinds:
-            block.events.extend(events)
-            block.names |= self._names
-            self._events, self._names = Events(), {}
+        if len(block.started) == BLOCK_STEPS:
+            self._closed_bytes += block.size
+            self._blocks.append(_Block(self.end))
 
-    def _close(self, now: float) -> None:
-        """Begin a block, and drop those that are too old or too much."""
+    def _forget(self, now: float) -> None:
+        """Drop closed blocks that are too old, or too much."""
         blocks = self._blocks
-        if blocks:
-            self._closed_bytes += blocks[-1].size
-        while blocks and (self._closed_bytes > MAX_BYTES or now - self._ended_at(blocks[0]) > MEMORY_S):
+        while len(blocks) > 1 and (self._closed_bytes > MAX_BYTES or now - blocks[0].ended_at > MEMORY_S):
             self._closed_bytes -= blocks.popleft().size
-        blocks.append(_Block(self.end, now))
-
-    @staticmethod
-    def _ended_at(block: _Block) -> float:
-        return block.began_at + block.columns[0][-1] / 1e6
 
     def since(self, at: float) -> int:
         """Number of the first kept step that was sent at `at` or later; `end` if there is none."""
         for block in self._blocks:
-            if self._ended_at(block) >= at:
-                return block.first_step + bisect_left(block.columns[0], _long_us(at - block.began_at))
+            if block.started and block.ended_at >= at:
+                return block.first_step + bisect_left(block.started, _long_us(at - block.began_at))
         return self.end
 
     def read(self, first: int, most: int) -> StepPart | None:
@@ -242,7 +240,7 @@ class StepLog:
         if first < block.first_step:
             block = self._blocks[(first - self.first) // BLOCK_STEPS]
         begin = first - block.first_step
-        counts = block.columns[-1]
+        counts = block.figures[_FIGURES - 1 :: _FIGURES]
         event_begin = event_end = sum(counts[:begin])
         end = begin
         while end < min(len(block), begin + most):
@@ -253,8 +251,8 @@ class StepLog:
         events = block.events.part(event_begin, event_end)
         return StepPart(
             first,
-            block.began_at + block.columns[0][begin] / 1e6,
-            tuple(column[begin:end] for column in block.columns),
+            block.began_at + block.started[begin] / 1e6,
+            block.columns(begin, end),
             events,
             {number: block.names[number] for number in events.requests},
         )

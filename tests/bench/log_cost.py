@@ -1,17 +1,18 @@
-"""What the step log costs the scheduler's core: its share of plan + apply.
+"""What the step log costs the scheduler's core: plan + apply with and without it, by turns, in one process.
 
-    python -m tests.bench.log_cost [--steps 400] [--json FILE]
+    python -m tests.bench.log_cost [--rounds 200] [--json FILE]
     python -m tests.bench.log_cost --memory [--requests 100000]
 
-The log's calls are timed within the steps of one core, so that other load weighs on both alike: two cores,
-with and without a log, differ by more than the log takes. The median over 40 steps of what its calls took,
-less what the clock itself takes, is divided by the median of the rest of plan + apply. `streamed`: beside
-that, the log is read and encoded for one caller every quarter of a second, at 50 steps a second, as by
-`paceline steps`; the median of all such readings is shared among the steps. Printed is the mean over all
-blocks of 40 steps, and its 95 % confidence interval by resampling them. Sequences end after 50 to 150 tokens
-where others wait, so that 1 in 100 is replaced in each step; else they go on. Before, two cores, one of them
-without a log, must plan the same 60 steps. Exit status 1 if an interval ends above 3 % (`log`) or 8 %
-(`streamed`).
+One core has the log for one step, none for another, and one with a reader for a third, in an order that
+changes each time; so its objects, their places in memory and other load weigh on all three alike. A round has
+12 steps of each kind, and the median of their plan + apply, in CPU time of the thread. Those with a reader
+have also a twelfth of what it takes to read and encode 12 steps for one caller, who looks every quarter of a
+second at 50 steps a second, as `paceline steps` does. Printed is by how much steps with the log (`log`) and
+with a reader (`streamed`) take longer than those of their round without: the mean over all rounds but the
+tenth at either end, and its 95 % confidence interval by resampling. Sequences end after 50 to 150 tokens
+where others wait, so that 1 in 100 is replaced in each step, and another one comes for each; else they go on.
+Before, two cores, one of them without a log, must plan the same 60 steps. Exit status 1 if an interval ends
+above 3 % (`log`) or 8 % (`streamed`).
 
 --memory: requests of 4 tokens end, 64 live at a time, in steps of half a second, so that the log forgets the
 first ones. Printed is the process's memory, and the log's size by its own count, after each tenth of them.
@@ -26,20 +27,20 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from service_kit.identity import Identity
 
+from scheduler_service.core import dispatcher
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import CompletionEnded
 from scheduler_service.core.request import Request, SamplingSettings
 from scheduler_service.core.scheduler import StepScheduler
 from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
-from scheduler_service.core.step_log import StepLog
+from scheduler_service.core.step_log import StepFigures, StepLog
 from scheduler_service.rpc.codec.steps import step_log
 from tests.bench.figures import Line, report
 
-PAGE_SIZE, PROMPT, STEP_S, BLOCK, LOOK_STEPS = 16, 64, 0.02, 40, 12
+PAGE_SIZE, PROMPT, STEP_S, LOOK_STEPS = 16, 64, 0.02, 12
 READER = Identity("account-0", "token")
 SHAPES = {  # rows; waiting sequences; their accounts
     "256 rows": (256, 0, 1),
@@ -60,31 +61,19 @@ class NoLog(StepLog):
     note = answered = nothing  # type: ignore[assignment]
 
 
-class TimedLog(StepLog):
-    """Adds up what its calls take."""
+class NoFigures:
+    """In place of a step's figures; takes the counts of its rows. The core itself needs when it was sent."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.took, self.calls = 0.0, 0
-
-    def note(self, *given: Any) -> None:
-        began = time.perf_counter()
-        super().note(*given)
-        self.took += time.perf_counter() - began
-        self.calls += 1
-
-    def answered(self, *given: Any) -> None:
-        began = time.perf_counter()
-        super().answered(*given)
-        self.took += time.perf_counter() - began
-        self.calls += 1
+    def __init__(self, sent_at: float, *_: object) -> None:
+        self.sent_at = sent_at
 
 
 class Case:
     """A core with its requests."""
 
     def __init__(self, rows: int, waiting: int, accounts: int, log: StepLog) -> None:
-        most = (rows + waiting) * PROMPT + (1 << 16)
+        self._accounts, self._waits, self._added, self._lengths = accounts, waiting > 0, 0, random.Random(7)
+        most = 2 * (rows + waiting) * PROMPT + (1 << 16)
         config = CoreConfig(
             max_step_tokens=most,
             prefill_chunk_tokens=most,
@@ -94,38 +83,51 @@ class Case:
         )
         self.core = core = StepScheduler(config)
         core._pool.log = log
-        self._pages, self._now, self._read = rows * 400, 0.0, 1
+        self._pages, self._now = rows * 4000, 0.0
         core.executor_ready(Capacity(self._pages, PAGE_SIZE, 1 << 20, rows, rows, most), 0.0)
-        lengths = random.Random(7)
-        for number in range(rows + waiting):
-            request = Request(
-                f"request-{number}",
-                tuple(range(number, number + PROMPT)),
-                SamplingSettings(),
-                max_tokens=lengths.randrange(50, 150) if waiting else 5000,
-                identity=f"account-{number % accounts}",
-            )
-            core.add(request, 0.0)
+        for _ in range(rows + waiting):
+            self._add()
+
+    def _add(self) -> None:
+        number = self._added
+        self._added += 1
+        request = Request(
+            f"request-{number}",
+            tuple(range(number, number + PROMPT)),
+            SamplingSettings(),
+            max_tokens=self._lengths.randrange(50, 150) if self._waits else 100_000,
+            identity=f"account-{number % self._accounts}",
+        )
+        self.core.add(request, self._now)
+
+    def log(self, log: StepLog) -> None:
+        """Use this log from now on; without one, steps have no figures either."""
+        self.core._pool.log = log
+        vars(dispatcher)["StepFigures"] = NoFigures if isinstance(log, NoLog) else StepFigures
 
     def step(self) -> tuple[PlannedStep, float]:
-        """One step, and the seconds of plan + apply."""
-        began = time.perf_counter()
+        """One step, and the seconds of plan + apply. For each request that ends another one comes."""
+        began = time.thread_time()
         plan = self.core.plan(self._now)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert plan is not None
         answer = answer_to(plan, self._pages)
         self._now += STEP_S
-        resumed = time.perf_counter()
-        self.core.apply(answer, self._now)
-        return plan, planned - began + time.perf_counter() - resumed
+        resumed = time.thread_time()
+        events = self.core.apply(answer, self._now)
+        took = planned - began + time.thread_time() - resumed
+        for event in events:
+            if isinstance(event, CompletionEnded):
+                self._add()
+        return plan, took
 
-    def stream(self) -> float:
-        """Read and encode the new steps; seconds for each."""
-        began, read = time.perf_counter(), self._read
-        while (part := self.core.log.read(self._read, len(self.core.log))) is not None:
+    def stream(self, first: int) -> float:
+        """Read and encode the steps from `first` on; seconds for each."""
+        log, began, steps = self.core.log, time.thread_time(), self.core.log.end - first
+        while (part := log.read(first, len(log))) is not None:
             step_log(part, 0, READER, 0.0).SerializeToString()
-            self._read = part.first_step + len(part)
-        return (time.perf_counter() - began) / max(1, self._read - read)
+            first = part.first_step + len(part)
+        return (time.thread_time() - began) / steps
 
 
 def answer_to(plan: PlannedStep, pages: int) -> StepAnswer:
@@ -145,39 +147,29 @@ def compare(shape: str) -> None:
         assert (rows, opened) == (others, others_opened), "other steps"
 
 
-def tick_s() -> float:
-    """Seconds that asking the clock takes."""
-    begin = time.perf_counter()
-    for _ in range(10_000):
-        time.perf_counter()
-    return (time.perf_counter() - begin) / 10_000
-
-
-def measure(shape: str, steps: int) -> tuple[list[float], list[float]]:
-    """Of each block, the percentage of the rest of plan + apply that the log takes; and with a reader."""
-    log, tick = TimedLog(), min(tick_s() for _ in range(5))
+def measure(shape: str, rounds: int) -> tuple[list[float], list[float]]:
+    """Of each round, by how many percent the turns with the log, and with a reader, take longer."""
+    log, none = StepLog(), NoLog()
     case = Case(*SHAPES[shape], log)
     case.step()  # opens all sequences
     gc.collect()
     gc.freeze()
+    orders = random.Random(3)
     alone: list[float] = []
-    rests: list[float] = []
-    reading: list[float] = []
-    for _ in range(steps // BLOCK):
-        logging: list[float] = []
-        rest: list[float] = []
-        for at in range(BLOCK):
-            log.took, log.calls = 0.0, 0
-            took = case.step()[1]
-            rest.append(took - log.took)
-            logging.append(log.took - log.calls * tick)
-            if at % LOOK_STEPS == LOOK_STEPS - 1:
-                reading.append(case.stream())
-        rests.append(statistics.median(rest))
-        alone.append(100 * statistics.median(logging) / rests[-1])
+    streamed: list[float] = []
+    for _ in range(rounds):
+        took: dict[str, list[float]] = {"none": [], "log": [], "streamed": []}
+        first = log.end
+        for _ in range(LOOK_STEPS):
+            for kind in orders.sample(list(took), k=3):
+                case.log(none if kind == "none" else log)
+                took[kind].append(case.step()[1])
+        without, logged, read = (statistics.median(seconds) for seconds in took.values())
+        alone.append(100 * (logged / without - 1))
+        streamed.append(100 * ((read + case.stream(first)) / without - 1))
+    case.log(log)
     gc.unfreeze()
-    read_s = statistics.median(reading)
-    return alone, [one + 100 * read_s / rest_s for one, rest_s in zip(alone, rests, strict=True)]
+    return alone, streamed
 
 
 def memory(requests: int) -> None:
@@ -201,19 +193,25 @@ def memory(requests: int) -> None:
             print(f"{ended:7} requests, {len(core.log):6} steps kept: {held}", flush=True)
 
 
+def middle(percent: list[float]) -> float:
+    """The mean without the tenth at either end, which other load has made."""
+    cut = len(percent) // 10
+    return statistics.fmean(sorted(percent)[cut : len(percent) - cut])
+
+
 def line(kind: str, shape: str, percent: list[float], most: float) -> Line:
     """Print the mean and its 95 % interval; the line has the upper end."""
     rng, count = random.Random(1), len(percent)
-    means = sorted(statistics.fmean(rng.choices(percent, k=count)) for _ in range(2000))
+    means = sorted(middle(rng.choices(percent, k=count)) for _ in range(2000))
     interval = f"{means[50]:+.1f} to {means[-51]:+.1f}"
-    print(f"{shape}, {kind}: {statistics.fmean(percent):+.1f} % ({interval})", flush=True)
+    print(f"{shape}, {kind}: {middle(percent):+.1f} % ({interval})", flush=True)
     return Line(kind, shape, means[-51], most=most)
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--requests", type=int, default=100_000)
@@ -224,7 +222,7 @@ def main() -> int:
     lines = []
     for shape in SHAPES:
         compare(shape)
-        log, streamed = measure(shape, arguments.steps)
+        log, streamed = measure(shape, arguments.rounds)
         lines.append(line("log", shape, log, MOST_LOG))
         lines.append(line("streamed", shape, streamed, MOST_STREAMED))
     return report(lines, arguments.json)
