@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import grpc.aio
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _USAGE
     logs.configure(given.log_format, given.log_level)  # type: ignore[arg-type]
     try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner, _spans(on=given.otel):
-            runner.run(_run(given))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner, _spans(on=given.otel) as tell_losses:
+            runner.run(_run(given, tell_losses))
     except (NotSafe, ImportError, ValueError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return _USAGE
@@ -54,13 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _spans(*, on: bool) -> Iterator[None]:
+def _spans(*, on: bool) -> Iterator[Callable[[Callable[[int], object]], object]]:
     """A context manager: within the block the SDK's calls have spans, which are sent. Imports OpenTelemetry.
+
+    Gives what is called with a function that is told how many spans are lost, whenever some are.
 
     Their parents are what HTTP requests say in `traceparent`. Raises ImportError without OpenTelemetry.
     """
     if not on:
-        yield
+        yield lambda _: None  # there are no losses
         return
     from paceline.tracing import trace_calls
     from service_kit.otlp import SpanSender
@@ -68,12 +70,12 @@ def _spans(*, on: bool) -> Iterator[None]:
     sender = SpanSender("paceline-gateway")
     trace_calls(sender.provider)
     try:
-        yield
+        yield sender.tell_losses
     finally:
         sender.close()
 
 
-async def _run(given: Settings) -> None:
+async def _run(given: Settings, tell_losses: Callable[[Callable[[int], object]], object]) -> None:
     shutdown = Shutdown()
     shutdown.listen()
     if given.until_stdin_ends:
@@ -87,6 +89,7 @@ async def _run(given: Settings) -> None:
         app = Gateway(
             client, given.bounds, model_name=given.model_name, origins=given.cors_origin, local=local
         )
+        tell_losses(app.metrics.lost_spans.inc)
         server = Server(app, given.bounds, given.tls_cert, given.tls_key)
         watching: set[asyncio.Task[None]] = set()
         if not local:

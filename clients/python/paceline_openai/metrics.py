@@ -32,6 +32,9 @@ class Metrics:
         self.body_bytes = Counter(
             "paceline_gateway_body_bytes_total", "Bytes of bodies read", registry=registry
         )
+        self.lost_spans = Counter(
+            "paceline_gateway_spans_lost_total", "Spans that were not sent", registry=registry
+        )
 
     def page(self) -> bytes:
         """All of them, as text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -45,6 +45,10 @@ class SpanSender(Collector):
         """Spans that were not sent: the receiver could not be reached, or not as fast as they came."""
         return self._exporter.lost
 
+    def tell_losses(self, tell: Callable[[int], object]) -> None:
+        """From now on call this with the number of spans that were lost, from any thread."""
+        self._exporter.tell = tell
+
     def collect(self) -> Iterator[Metric]:
         """The count of lost spans, for a scrape."""
         yield CounterMetricFamily(f"{self._prefix}_spans_lost", "Spans that were not sent", value=self.lost)
@@ -68,13 +72,14 @@ class _Counted(SpanExporter):
         self._waiting = 0
         self._is_down = False
         self.lost = 0
+        self.tell: Callable[[int], object] = lambda _: None  # of losses
 
     def takes(self) -> bool:
         """Count a span in, unless there are too many."""
         with self._counting:
             is_full = self._waiting >= MAX_WAITING
             self._waiting += not is_full
-            self.lost += is_full
+        self._lose(int(is_full))
         return not is_full
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -86,12 +91,18 @@ class _Counted(SpanExporter):
             failed = result is not SpanExportResult.SUCCESS
             with self._counting:
                 self._waiting -= len(spans)
-                self.lost += len(spans) * failed
+            self._lose(len(spans) * failed)
             if failed != self._is_down:
                 self._is_down = failed
                 tell = log.warning if failed else log.info
                 tell("spans are lost" if failed else "spans are sent again", lost=self.lost)
         return result
+
+    def _lose(self, spans: int) -> None:
+        if spans:
+            with self._counting:
+                self.lost += spans
+            self.tell(spans)
 
     def shutdown(self) -> None:
         """End the sending that is under way."""

@@ -312,6 +312,23 @@ async def test_a_receiver_that_is_down_costs_nothing_and_its_losses_are_counted(
 
             await eventually(lost, "no span was counted as lost")
             await client.complete("after", max_tokens=4)
+        flags = ["--scheduler", stack.scheduler.address, "--otel"]
+        door = ServiceProcess("paceline_openai", flags, tmp_path / "door")
+        try:
+            headers = {"content-type": "application/json"}
+            body = json.dumps({"model": "", "prompt": "x", "max_tokens": 4}).encode()
+            with await asyncio.to_thread(
+                urlopen, Request(f"http://{door.address}/v1/completions", body, headers)
+            ):
+                pass
+
+            async def lost_here() -> bool:
+                with await asyncio.to_thread(urlopen, f"http://{door.address}/metrics") as page:
+                    return "paceline_gateway_spans_lost_total 1.0" in page.read().decode()
+
+            await eventually(lost_here, "the door counted no lost span")
+        finally:
+            door.kill()
         assert stack.scheduler.terminate() == 0
 
 
