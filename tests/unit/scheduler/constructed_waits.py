@@ -28,6 +28,16 @@ class Wait:
     end: Callable[[], object]
 
 
+def cancels(harness: Watched, *names: str) -> Callable[[], None]:
+    """What ends a wait: these requests are cancelled."""
+
+    def end() -> None:
+        for name in names:
+            harness.cancel(name)
+
+    return end
+
+
 def harness_of(capacity: Capacity = CAPACITY, **settings: object) -> Watched:
     config = CoreConfig(**{"max_step_tokens": 32, "prefill_chunk_tokens": 16, **settings})  # type: ignore[arg-type]
     return Watched(FakeExecutor(capacity), config)
@@ -73,12 +83,7 @@ def other_turn() -> Wait:
     firsts = {live.request.id: waits.reason_of(live.sequences[0]) for live in harness.core._registry}
     who = next(name for name, reason in firsts.items() if reason is WaitReason.OTHER_TURN)
     others = [name for name in firsts if name != who]
-
-    def end() -> None:
-        for name in others:
-            harness.cancel(name)
-
-    return Wait(harness, who, WaitReason.OTHER_TURN, end)
+    return Wait(harness, who, WaitReason.OTHER_TURN, cancels(harness, *others))
 
 
 def small(pages: int = 10) -> Capacity:
@@ -236,11 +241,7 @@ def deadlines(row_s: float = 0.02, last: int = 4) -> Wait:
     harness.add(make_request("b", max_tokens=10))
     harness.plan()
 
-    def end() -> None:
-        for row in range(last):
-            harness.cancel(f"3.{row}")
-
-    return Wait(harness, "b", WaitReason.DEADLINES, end)
+    return Wait(harness, "b", WaitReason.DEADLINES, cancels(harness, *(f"3.{row}" for row in range(last))))
 
 
 def draft_executor() -> Wait:

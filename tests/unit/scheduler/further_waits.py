@@ -11,6 +11,7 @@ from tests.unit.scheduler.constructed_waits import (
     LONG,
     Wait,
     alone,
+    cancels,
     deadlines,
     evaluation,
     first_that,
@@ -76,7 +77,7 @@ def turn_of_one_without_pages() -> Wait:
         harness.add(make_request(name, range(100, 120), identity=name))
     harness.step()
     who = first_that(harness, R.OTHER_TURN)
-    return Wait(harness, who, R.OTHER_TURN, lambda: [harness.cancel(one) for one in {*"ayz"} - {who}])
+    return Wait(harness, who, R.OTHER_TURN, cancels(harness, *({*"ayz"} - {who})))
 
 
 def surplus_of_prompts() -> Wait:

@@ -8,6 +8,7 @@ from scheduler_service.core.waiting.reasons import WaitReason as R
 from tests.unit.scheduler.constructed_waits import (
     LONG,
     Wait,
+    cancels,
     evaluation,
     first_that,
     harness_of,
@@ -92,7 +93,7 @@ def running_pages_of_three() -> Wait:
     while harness.core._pool.waits.reason is not R.RUNNING_PAGES:
         harness.step()
     who = first_that(harness, R.RUNNING_PAGES)
-    return Wait(harness, who, R.RUNNING_PAGES, lambda: [harness.cancel(one) for one in {*"abc"} - {who}])
+    return Wait(harness, who, R.RUNNING_PAGES, cancels(harness, *({*"abc"} - {who})))
 
 
 def running_pages_before_a_newcomer() -> Wait:
@@ -144,7 +145,7 @@ def slot_that_others_are_admitted_without() -> Wait:
         harness.add(make_request(name, max_tokens=LONG, identity="z"))
     harness.step()
     harness.step()
-    return Wait(harness, "b", R.ADAPTER_SLOT, lambda: [harness.cancel(name) for name in "acd"])
+    return Wait(harness, "b", R.ADAPTER_SLOT, cancels(harness, *"acd"))
 
 
 ROOM_WAITS = (
