@@ -451,6 +451,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :predicted_us, :uint64, 12
       optional :explanation, :string, 13
       map :labels, :string, :string, 14
+      optional :total, :uint64, 15
     end
     add_message "paceline.scheduler.v1.WatchStepsRequest" do
       optional :first_step, :uint64, 1
@@ -709,6 +710,9 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :STEP_EVENT_KIND_REFUSED, 4
       value :STEP_EVENT_KIND_ENDED, 5
       value :STEP_EVENT_KIND_QUEUED, 6
+      value :STEP_EVENT_KIND_CALLERS_TURN, 7
+      value :STEP_EVENT_KIND_TOKENIZING, 8
+      value :STEP_EVENT_KIND_GRAMMAR_COMPILING, 9
     end
   end
 end
