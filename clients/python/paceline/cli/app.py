@@ -46,15 +46,22 @@ _WIDE = shutil.get_terminal_size().columns >= 60
 
 
 class _Commands(TyperGroup):
-    """The commands. Ctrl-C ends one that does not take it itself without a message, with status 130."""
+    """The commands. Ctrl-C ends one that does not take it itself without a message, with status 130.
+
+    Before a command, while its error is printed, and at the end of the process it ends that at once.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `paceline.cli.main`
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_DFL:  # of `paceline.cli.main`
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+        finally:
+            if before is signal.SIG_DFL:
+                signal.signal(signal.SIGINT, before)
 
 
 app = typer.Typer(
