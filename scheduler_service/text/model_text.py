@@ -21,7 +21,7 @@ from scheduler_service.text.detokenizer import Detokenizer
 from scheduler_service.text.errors import ChatTemplateUnusable, PromptError, UnusableTokenizerError
 from scheduler_service.text.frames import unpack_ints
 from scheduler_service.text.items import ChatItem, TextItem
-from scheduler_service.text.pool import TextPool
+from scheduler_service.text.pool import LoadedTokenizer, TextPool
 from scheduler_service.text.vocabulary import Vocabulary
 
 log = Log(__name__)
@@ -69,12 +69,12 @@ class ModelText:
             return None
         why, markers = "", (*MARKERS, *more_markers)
         try:
-            loaded = await pool.load(files, markers)
+            loaded = await _loaded(pool, files, markers)
         except UnusableTokenizerError as error:
             if not files.chat_template:
                 raise
             why = str(error)
-            loaded = await pool.load(replace(files, chat_template=""), markers)
+            loaded = await _loaded(pool, replace(files, chat_template=""), markers)
             log.warning("chats are refused: the model's chat template can't be used", why=why)
         return cls(
             pool,
@@ -203,3 +203,13 @@ class ModelText:
         return {
             name: {key: frozenset(others) for key, others in texts.items()} for name, texts in found.items()
         }
+
+
+async def _loaded(pool: TextPool, files: TokenizerSource, markers: Sequence[str]) -> LoadedTokenizer:
+    """As `TextPool.load`, and once more if the process was lost: something else may have ended it."""
+    try:
+        return await pool.load(files, markers)
+    except UnusableTokenizerError as error:
+        if error.__cause__ is None:  # the files are at fault
+            raise
+    return await pool.load(files, markers)

@@ -16,6 +16,7 @@ from service_kit.process import new_event_loop
 from scheduler_service.text import launch
 from scheduler_service.text import process as process_module
 from scheduler_service.text.errors import PromptError, StuckError
+from scheduler_service.text.job import TextJob
 from scheduler_service.text.pool import SMALL_BYTES
 from scheduler_service.text.process import TextProcess
 from tests.unit.scheduler_shell.text_processes import (
@@ -51,6 +52,24 @@ async def test_time_in_which_a_process_is_stopped_is_no_cpu_time(monkeypatch: py
         go_on()
         assert await text.decode(await job) == "hello"
         assert pool.pids == pids
+
+
+async def test_a_process_that_is_killed_while_it_loads_a_model_costs_it_no_chats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, killed = TextProcess.send, list[int]()
+
+    def sent(process: TextProcess, job: TextJob) -> None:
+        send(process, job)
+        if job.header["op"] == "load" and not killed:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(TextProcess, "send", sent)
+    async with tools(files()) as (text, _):
+        assert text.has_chat_template
+        assert await text.decode(await text.encode_text("hello")) == "hello"
+    assert killed
 
 
 async def test_a_stuck_process_is_replaced_and_its_job_is_done_by_the_next(
