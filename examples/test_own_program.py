@@ -1,6 +1,6 @@
 """Tests of a program that calls a model, without a model.
 
-    pip install ".[testing]"   # in a clone of Paceline
+    pip install -c constraints.txt ".[testing]"   # in a clone of Paceline
     pytest examples/test_own_program.py
 
 `summary` stands for a program of your own. It asks a scheduler for a summary, waits once if that is full, and

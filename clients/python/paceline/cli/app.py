@@ -40,6 +40,7 @@ from paceline.cli import (
 )
 from paceline.cli.client_options import note_command_line
 from paceline.cli.common import fail, warn
+from paceline.extras import installation
 
 _WIDE = shutil.get_terminal_size().columns >= 60
 """Whether the terminal has room for the panels of --help; in fewer columns they cut off their own words."""
@@ -75,6 +76,7 @@ app = typer.Typer(
     `demo` shows everything at once. `serve` starts an executor, which computes, and a scheduler, which
     decides. The rest are clients of the scheduler.""",
 )
+_OURS = ("paceline", "service_kit", "executor_service", "scheduler_service")
 _SERVERS = ("serve", "executor", "scheduler", "gateway")  # these refuse a client's options
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -158,7 +160,13 @@ def options(
 def run() -> None:
     """Parse the command line and run the command."""
     _open_standard_descriptors()
-    app(prog_name="paceline")
+    try:
+        app(prog_name="paceline")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OURS:
+            raise
+        fail(f"{package} is not installed, which this command needs; {installation('all')}")
 
 
 def _open_standard_descriptors() -> None:

@@ -37,7 +37,7 @@ from paceline.cli.safe_text import shown
 from paceline.cli.typed_lines import ask, editing
 from paceline.client import Client
 from paceline.requests import Options
-from paceline.types import Delta
+from paceline.types import Delta, Finished, FinishReason
 
 
 def chat(
@@ -132,14 +132,18 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
     """Stream one answer to the terminal and return it. Ctrl-C ends it early."""
-    answer, text = StreamedAnswer(), ""
+    answer, text, cut = StreamedAnswer(), "", ""
     with client.generate(messages=asked, **chosen) as generation:
         try:
             for event in generation:
                 if isinstance(event, Delta):
                     answer.add(event)
                     text += event.text
+                elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+                    cut = f"[cut at {event.usage.completion_tokens} tokens: /set max_tokens N]"
         except KeyboardInterrupt:
             write(" [stopped]")
     write("\n")
+    if cut:
+        stderr.print(cut, style="dim", markup=False, highlight=False)
     return text

@@ -119,7 +119,10 @@ def advice(error: BaseException, address: str) -> str:
     """One line for the user: the error, and what to do about it."""
     match error:
         case errors.Unavailable() if _unreachable(error):
-            return f"nothing answers at {address}. Start it with `paceline serve`, or name it with --address"
+            return (
+                f"nothing answers at {address}. Start it with `paceline serve`, or name it with --address;"
+                " if it runs, `paceline doctor` says what is in the way, as TLS"
+            )
         case errors.RetryLater(retry_after_s=after) if after:
             return f"{error}; try again in {after:g} s"
         case errors.Unauthenticated():

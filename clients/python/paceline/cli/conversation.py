@@ -16,7 +16,7 @@ from paceline.requests import Options
 COMMANDS = {
     "/system": "TEXT  a system message from now on; without TEXT: none",
     "/set": "NAME VALUE  an option of answers, as /set temperature 0.7; VALUE default: not set; alone: show",
-    "/retry": "ask the last question again; with another seed unless one is set",
+    "/retry": "ask the last question again: another answer, unless a seed is set or the temperature is 0",
     "/undo": "forget the last question and its answer",
     "/reset": "forget the conversation",
     "/save": "FILE  write the conversation, as messages of the OpenAI API in JSON",
@@ -28,7 +28,7 @@ HELP = "\n".join(
     [
         *(f"{name:<8} {what}" for name, what in COMMANDS.items()),
         '"""      begins a question of several lines, and ends it',
-        "Ctrl-C   stops an answer",
+        "Ctrl-C   stops an answer, or gives up a line",
     ]
 )
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)

@@ -46,7 +46,10 @@ def editing(commands: Iterable[str]) -> Iterator[None]:
 
 
 def ask() -> str | None:
-    """The user's next line, or what is between two lines that begin with three quotes; None at the end."""
+    """The user's next line, or what is between two lines that begin with three quotes; None at the end.
+
+    Ctrl-C gives up the line: "". It stops an answer, too, which may just have ended.
+    """
     try:
         line = input("> " if sys.stdin.isatty() else "")
         if not line.startswith(_SEVERAL):
@@ -56,5 +59,8 @@ def ask() -> str | None:
             lines.append(input(". " if sys.stdin.isatty() else ""))
         lines[-1] = lines[-1].rstrip().removesuffix(_SEVERAL)
         return "\n".join(lines).strip("\n")
-    except (EOFError, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        print("\nCtrl-D or /quit leaves")
+        return ""
+    except EOFError:
         return None
