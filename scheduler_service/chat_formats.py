@@ -28,6 +28,12 @@ class ChatFormats:
         if setting not in (AUTO, NONE, *FORMATS):
             self._plugin, self._make = _loaded(setting)
             self.markers = tuple(getattr(self._make, "markers", ()))
+            if not callable(self._make) or not all(
+                isinstance(one, str) and len(one) > 1 for one in self.markers
+            ):
+                raise self._plugin.fault(
+                    TypeError("it is no function with a sequence of texts as its markers")
+                )
 
     def format_of(self, template: str, added: Mapping[str, int]) -> ToolFormat | None:
         """The model's, by its chat template and its added tokens; None: it has none. Raises PluginError."""
@@ -36,7 +42,9 @@ class ChatFormats:
         if not takes_tools(template):
             return None
         try:
-            made: ToolFormat | None = self._make(added)
+            made = self._make(added)
+            if not isinstance(made, ToolFormat | None):
+                raise TypeError(f"it made a {type(made).__name__}, and no ToolFormat")
         except Exception as error:  # code of others may raise anything
             raise self._plugin.fault(error) from error
         return made

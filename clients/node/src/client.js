@@ -93,8 +93,8 @@ export class Client {
     signal?.throwIfAborted();
     const request = identified(messages.generateRequest(options));
     const stream = new ResumableStream(request);
-    const span = callSpan('generate', request);
     const attempts = this.#attempts(options, this.#failoverTimeoutMs, this.#affinity(request, options));
+    const span = callSpan('generate', request);
     /** @type {any} */
     let call;
     const abort = () => call?.cancel();

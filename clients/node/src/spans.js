@@ -119,7 +119,7 @@ class RecordedSpan extends CallSpan {
     if (found.type === 'delta') return this.#chunk();
     if (found.requestId) this.#span.setAttribute('gen_ai.response.id', found.requestId);
     for (const { finished } of found.completions ?? []) {
-      if (finished) this.#finished(finished.reason.replace('FINISH_REASON_', '').toLowerCase(), finished.usage);
+      if (finished) this.#finished(String(finished.reason).replace('FINISH_REASON_', '').toLowerCase(), finished.usage);
     }
     if (found.usage) this.#input(found.usage);
   }

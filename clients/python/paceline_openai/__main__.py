@@ -135,7 +135,8 @@ async def _stay_closed(scheduler: str, security: Security) -> None:
             try:
                 async with asyncio.timeout(_PROBED_AGAIN_S):
                     async for _ in health.Watch(health_pb2.HealthCheckRequest()):
-                        await _refuses_strangers(scheduler, security)
+                        while await _refuses_strangers(scheduler, security) is None:  # noqa: ASYNC110
+                            await asyncio.sleep(_PROBE_WAIT_S)
             except TimeoutError:
                 pass
             except grpc.aio.AioRpcError as error:

@@ -76,7 +76,10 @@ class Callers:
         digest = hashlib.sha256(token.encode()).digest()
         now = asyncio.get_running_loop().time()
         until, asking = self._known.get(digest, (0.0, None))
-        if asking is None or (asking.done() and until < now):
+        is_new = asking is None or (asking.done() and until < now)
+        if self._waiting >= _MAX_WAITING and (asking is None or is_new or not asking.done()):
+            raise _busy(f"{_MAX_WAITING:,} requests wait for a scheduler")
+        if asking is None or is_new:
             if self._asked >= _MAX_ASKED:
                 raise _busy(f"{_MAX_ASKED} other keys are being checked")
             asking = asyncio.create_task(self._ask(token))
@@ -84,8 +87,6 @@ class Callers:
             self._known.move_to_end(digest)
             while len(self._known) > _MAX_KEPT:
                 self._known.popitem(last=False)
-        if self._waiting >= _MAX_WAITING and not asking.done():
-            raise _busy(f"{_MAX_WAITING:,} requests wait for a scheduler")
         self._waiting += 1
         try:
             return Caller(token, digest, *await asyncio.shield(asking))

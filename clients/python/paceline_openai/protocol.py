@@ -35,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running: Any = None  # the request that is being answered; `cycle` is the last one that has come
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._is_last = False  # the last request of the connection is there
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse it where there are too many; else its first head must come soon."""
@@ -59,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse; what is no HTTP is answered with 400, and is no line of the log."""
         self._unset_keepalive_if_required()
-        if self.parser is None or self.transport.is_closing():
+        if self.parser is None or self.transport.is_closing() or self._is_last:
             return
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
@@ -75,6 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(error.status, error.message)
         except httptools.HttpParserError as error:
             cause = error.__context__
+            if self._is_last:
+                return
             if isinstance(cause, _TooMuch):
                 self._refuse(cause.status, cause.message)
             else:
@@ -156,10 +159,15 @@ class BoundedProtocol(HttpToolsProtocol):
             body = SimpleNamespace(
                 on_body=self.on_body,
                 on_chunk_header=self.on_chunk_header,
-                on_message_complete=self.on_message_complete,
+                on_message_complete=self._last_complete,
             )
             self.parser = httptools.HttpRequestParser(body)
             self.parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%s\r\n" % framing)
+
+    def _last_complete(self) -> None:
+        """The request is there whose answer ends the connection: nothing behind it is read."""
+        self._is_last = True
+        self.on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle

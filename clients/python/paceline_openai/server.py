@@ -95,19 +95,22 @@ class Server:
     async def _renew(self, cert: Path, key: Path) -> None:
         """Read the files again when they have changed; new connections get what they have then."""
         assert self._tls is not None
-        known = _stamps(cert, key)
+        known, broken = _stamps(cert, key), list[FileStamp | None]()
         while True:
             await asyncio.sleep(_CERTIFICATE_POLL_S)
             found = _stamps(cert, key)
             if found == known or None in found:
                 continue
-            known = found
             try:
                 _tls(cert, key)  # a context that is in use would be left half changed
                 self._tls.load_cert_chain(cert, key)
-                log.info("the certificate was read again", file=str(cert))
             except (OSError, ssl.SSLError) as error:
-                log.error("the certificate is broken; the one before is still used", detail=str(error))
+                if found != broken:  # said once, and tried again: it may be this process that can't read
+                    log.error("the certificate is broken; the one before is still used", detail=str(error))
+                broken = found
+                continue
+            known = found
+            log.info("the certificate was read again", file=str(cert))
 
 
 def _tls(cert: Path, key: Path) -> ssl.SSLContext:

@@ -5,6 +5,7 @@ Nothing is kept between two requests: each asks the scheduler for the steps afte
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -21,8 +22,8 @@ from paceline_openai.exchange import Exchange
 _AT = "/timeline/"
 _BEGIN_S = 600.0
 """What a page shows first: the steps of so many seconds."""
-_READ_S = 0.4
-"""For so long an answer waits for steps: longer than schedulers do between two looks."""
+_FIRST_S, _READ_S = 2.0, 0.4
+"""For so long an answer waits for steps, and for more: longer than schedulers do between two looks."""
 _MOST_BYTES = 8 << 20
 """Of one answer's steps, about; the next one goes on."""
 _ASK_S = 10.0
@@ -56,20 +57,24 @@ class TimelinePage:
         begin: dict[str, Any] = {"first_step": after} if after else {"last_s": _BEGIN_S}
         parts, size, error = list[bytes](), 0, ""
         view = self._client.view(caller.token)
-        logs = cast("AsyncGenerator[pb.StepLog, None]", view.step_logs(**begin, timeout_s=_READ_S))
+        logs = cast("AsyncGenerator[pb.StepLog, None]", view.step_logs(**begin, timeout_s=_ASK_S))
         try:
-            async with aclosing(logs):
+            async with aclosing(logs), asyncio.timeout(_FIRST_S) as limit:
                 async for log in logs:
+                    if not parts:
+                        limit.reschedule(asyncio.get_running_loop().time() + _READ_S)
                     parts.append(timeline_page.part(log))
                     after, size = log.first_step + len(log.started_us), size + len(parts[-1])
                     if size > _MOST_BYTES:
                         break
-        except errors.DeadlineExceeded:
+        except (TimeoutError, errors.DeadlineExceeded):
             pass
         except errors.InvalidRequest:  # the scheduler was started again, and has fewer steps
             after = 0
-        except errors.PacelineError as failure:  # it may be started again: then its steps have other numbers
-            after, error = 0, str(failure)
+        except errors.PacelineError as failure:
+            error = str(failure)
+            if not (isinstance(failure, errors.RetryLater) and failure.reason):
+                after = 0  # it may be started again: then its steps have other numbers
         await exchange.reply(timeline_page.steps(parts, after, error), headers=_JSON)
 
     async def _why(self, exchange: Exchange) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -19,7 +20,7 @@ from service_kit.credentials import Credentials
 from service_kit.logs import Log
 from service_kit.status import client_has_left, end_call, rich_status
 
-from paceline_router.live_calls import LiveCalls, TooManyCallsError
+from paceline_router.live_calls import MAX_CALLS, LiveCalls, TooManyCallsError
 from paceline_router.models import ModelState, RoutedModel, UnknownModelError
 from paceline_router.supervisor_connection import SupervisorConnection
 
@@ -59,7 +60,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         self._supervisor, self._credentials, self._own = supervisor, credentials, own
         self._refused = refused
         self._request_types = dict(_methods(scheduler_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR))
-        self._channels: dict[str, grpc.aio.Channel] = {}  # by socket
+        self._connections: dict[str, list[_Connection]] = {}  # by socket
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
         """The handler of a method, which passes its calls on; None: there is no such one."""
@@ -92,12 +93,13 @@ class RoutedCalls(grpc.GenericRpcHandler):
 
     async def close(self) -> None:
         """Close the connections to schedulers."""
-        for channel in self._channels.values():
-            await channel.close()
+        for connections in self._connections.values():
+            for one in connections:
+                await one.channel.close()
 
     def keep(self, sockets: Set[str]) -> None:
         """Forget all other schedulers, which have ended; their connections close with their last calls."""
-        self._channels = {one: channel for one, channel in self._channels.items() if one in sockets}
+        self._connections = {one: found for one, found in self._connections.items() if one in sockets}
 
     async def all(self, method: str, data: bytes, context: _Context) -> list[bytes]:
         """A unary call of all schedulers that run, at once; the answers of those that answer."""
@@ -195,12 +197,12 @@ class RoutedCalls(grpc.GenericRpcHandler):
         self, model: RoutedModel, method: str, data: bytes, context: _Context
     ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
         """A context manager: a call of a scheduler. Raises CallEndError if it fails within the block."""
-        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(model.socket).unary_stream(
-            method
-        )
+        connection = self._connection(model.socket)
+        send: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(method)
         call = send(
             data, timeout=context.time_remaining(), metadata=_passed(context.invocation_metadata() or ())
         )
+        connection.calls += 1
         try:
             yield call
         except grpc.aio.AioRpcError as error:
@@ -209,12 +211,25 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 code, details = _Code.UNAVAILABLE, f"the scheduler has ended the call: {details}"
             raise CallEndError(CallEnd(code, details, _passed(error.trailing_metadata() or ()))) from None
         finally:
+            connection.calls -= 1
             call.cancel()
 
-    def _channel(self, socket: str) -> grpc.aio.Channel:
-        if (channel := self._channels.get(socket)) is None:
-            channel = self._channels[socket] = open_aio_channel(f"unix:{socket}", Link.PRIVATE)
-        return channel
+    def _connection(self, socket: str) -> _Connection:
+        """One that a scheduler takes another call on: calls beyond its bound would wait in gRPC."""
+        connections = self._connections.setdefault(socket, [])
+        for one in connections:
+            if one.calls < MAX_CALLS:
+                return one
+        connections.append(_Connection(open_aio_channel(f"unix:{socket}", Link.PRIVATE)))
+        return connections[-1]
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """To a scheduler, which bounds the calls of each."""
+
+    channel: grpc.aio.Channel
+    calls: int = 0
 
 
 class CallEndError(Exception):

@@ -113,7 +113,7 @@ class RouterServer:
         self.metrics.live = self._calls.live
         options = dict(server_options(Link.PUBLIC)) | {
             "grpc.max_receive_message_length": RECEIVE_BYTES,
-            "grpc.max_concurrent_streams": MAX_CALLS + SPARE_STREAMS,
+            "grpc.max_concurrent_streams": 2 * MAX_CALLS + SPARE_STREAMS,
         }
         self.server = grpc.aio.server(
             interceptors=[Gate(settings.credentials, self.audit, self.connections)],

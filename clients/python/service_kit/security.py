@@ -64,6 +64,7 @@ class _Certificates:
         assert security.key_file is not None
         self._pair, self._authority = (security.cert_file, security.key_file), security.client_ca_file
         self._known = self._stamps()
+        self._broken: tuple[FileStamp | None, ...] | None = None  # of what could not be read
 
     def read(self) -> grpc.ServerCertificateConfiguration:
         """Raises OSError, with `filename`."""
@@ -76,13 +77,15 @@ class _Certificates:
         stamps = self._stamps()
         if stamps == self._known:
             return None
-        self._known = stamps
         try:
             read = self.read()
         except OSError as error:
-            detail = f"{error.filename}: {error.strerror}"
-            log.error("the certificate is broken; the one before is still used", detail=detail)
+            if stamps != self._broken:  # said once, and tried again: it may be this process that can't read
+                self._broken = stamps
+                detail = f"{error.filename}: {error.strerror}"
+                log.error("the certificate is broken; the one before is still used", detail=detail)
             return None
+        self._known = stamps
         log.info("the certificate was read again", file=str(self._pair[0]))
         return read
 

@@ -35,16 +35,31 @@ def test_a_saved_conversation_is_loaded_again_and_never_overwrites_a_file(
     talk: Conversation, tmp_path: Path
 ) -> None:
     file = tmp_path / "talk.json"
-    assert talk.save(file) == f"5 messages in {file}"
+    assert talk.save(str(file)) == f"5 messages in {file}"
     assert json.loads(file.read_text())["messages"][:2] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one?"},
     ]
-    with pytest.raises(Refused, match="exists"):
-        talk.save(file)
+    with pytest.raises(Refused, match="there is such a file"):
+        talk.save(str(file))
     again = Conversation({})
-    again.load(file)
+    again.load(str(file))
     assert (again.system, again.turns) == (talk.system, talk.turns)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a\0b", "", "/nowhere/x"])
+def test_a_name_that_is_no_file_is_refused(name: str, talk: Conversation) -> None:
+    for use in (talk.save, talk.load):
+        with pytest.raises(Refused):
+            use(name)
+
+
+def test_any_text_is_saved(talk: Conversation, tmp_path: Path) -> None:
+    talk.answered("\ud800", "ü")
+    talk.save(str(tmp_path / "talk.json"))
+    again = Conversation({})
+    again.load(str(tmp_path / "talk.json"))
+    assert again.turns == talk.turns
 
 
 @pytest.mark.parametrize(
@@ -68,10 +83,10 @@ def test_a_file_that_is_no_conversation_is_refused_and_changes_nothing(
     (tmp_path / "talk.json").write_text(text)
     before = [*talk.turns]
     with pytest.raises(Refused, match=r"talk\.json"):
-        talk.load(tmp_path / "talk.json")
+        talk.load(str(tmp_path / "talk.json"))
     assert (talk.system, talk.turns) == ("Be brief.", before)
     with pytest.raises(Refused, match="No such file"):
-        talk.load(tmp_path / "nothing")
+        talk.load(str(tmp_path / "nothing"))
 
 
 def test_options_are_set_shown_and_set_back(talk: Conversation) -> None:
@@ -93,5 +108,7 @@ def test_commands_are_told_from_questions() -> None:
     assert command_of("/etc/passwd is what?") is None
     assert command_of("/etc is what?") is None
     assert command_of("what is /etc?") is None
+    assert command_of("/reset my password, how?") is None
+    assert command_of("/set\nis a word of two lines") is None
     assert command_of("/nothing") == ("/nothing", "")
     assert all(name in HELP for name in COMMANDS)

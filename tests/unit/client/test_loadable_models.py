@@ -171,3 +171,19 @@ def test_every_call_ends_in_time_however_models_that_do_not_fit_together_are_ask
         if now > 40 and not arrived and not live:
             return
     assert not arrived, f"still waiting after {end} s: {arrived}"
+
+
+def test_one_that_stays_and_nobody_calls_takes_what_nobody_uses_if_that_is_enough() -> None:
+    models = {
+        "stays": LoadableModel(stays=True, need=4, state=ModelState.FAILED),
+        "busy": LoadableModel(need=6, state=SERVING, busy=True),
+        "wanted": LoadableModel(need=1),
+    }
+    assert told(moves(models, [], 8, 1e6)) == ([], [], None)
+    assert moves(models, ["wanted"], 8, 1e6).load == ["wanted"]  # it does not hold up others
+    assert moves(models, ["stays"], 8, 1e6).put_away == ["busy"]  # a call waits for it
+    models["busy"].busy = False
+    assert told(moves(models, [], 8, 1e6)) == ([], ["busy"], None)
+    models["other"] = LoadableModel(need=2, state=SERVING, busy=True)
+    models["busy"].need = 1
+    assert told(moves(models, [], 5, 1e6)) == ([], [], None)  # it would not be enough

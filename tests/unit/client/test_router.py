@@ -99,10 +99,11 @@ class Routed:
                 pass
 
     async def scheduler(
-        self, name: str, state: ModelState = ModelState.SERVING
+        self, name: str, state: ModelState = ModelState.SERVING, streams: int = 1000
     ) -> tuple[RoutedModel, FakeScheduler]:
-        """A scheduler that runs, and its model as it is told."""
-        server, one = grpc.aio.server(), FakeScheduler(name)
+        """A scheduler that runs, and its model as it is told. `streams`: of one connection, at most."""
+        options = [("grpc.max_concurrent_streams", streams)]
+        server, one = grpc.aio.server(options=options), FakeScheduler(name)
         add_SchedulerServiceServicer_to_server(one, server)
         server.add_insecure_port(f"unix:{self._directory}/{name}")
         await server.start()
@@ -225,6 +226,20 @@ async def test_calls_that_wait_for_one_model_keep_none_from_waiting_for_another(
     assert (await other).request_id == "y"
     for call in flood:
         call.cancel()
+
+
+async def test_more_calls_than_a_scheduler_takes_on_one_connection_go_over_another(
+    routed: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_router.calls.MAX_CALLS", 3)
+    model, scheduler = await routed.scheduler("m", streams=4)
+    await routed.tell(model)
+    scheduler.may.clear()
+    streams = [routed.stub.WatchSteps(pb.WatchStepsRequest(), timeout=LIMIT_S) for _ in range(8)]
+    assert [(await anext(aiter(one))).log.started_us for one in streams] == [[1]] * 8
+    assert (await routed.stub.GetStatus(pb.GetStatusRequest(), timeout=LIMIT_S)).running == 1
+    scheduler.may.set()
+    assert [(await anext(aiter(one))).log.started_us for one in streams] == [[2]] * 8
 
 
 async def test_the_calls_of_one_identity_keep_none_of_another_from_the_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from cryptography.hazmat.primitives import serialization as pem
 from paceline import Security, aio
 from paceline.cli.app import app
 from paceline.cli.diagnosis import diagnose
+from paceline.tls_files import read_key_pair
+from service_kit import security as security_module
 from service_kit.security import ServerSecurity
 from typer.testing import CliRunner
 
@@ -112,6 +115,27 @@ async def test_a_port_is_not_opened_with_such_a_file(bad: Path) -> None:
         with pytest.raises(OSError) as caught:  # noqa: PT011  # its type depends on the file
             security.bind(grpc.aio.server(), "127.0.0.1:0")
         assert caught.value.filename == str(bad)
+
+
+def test_a_renewed_certificate_that_can_not_be_read_once_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path, source in zip(pair, (CERT, KEY), strict=True):
+        path.write_bytes(source.read_bytes())
+    certificates = security_module._Certificates(ServerSecurity(*pair))
+    assert certificates.changed() is None
+    pair[0].write_bytes(CERT.read_bytes() + b"\n")
+    read, failing = read_key_pair, [True, True]
+
+    def sometimes(*files: Path) -> tuple[bytes, bytes]:
+        if failing:
+            failing.pop()
+            raise OSError(errno.EMFILE, "too many open files", str(files[0]))
+        return read(*files)
+
+    monkeypatch.setattr(security_module, "read_key_pair", sometimes)
+    assert [certificates.changed() is None for _ in range(4)] == [True, True, False, True]
 
 
 def test_services_refuse_such_a_setting(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:

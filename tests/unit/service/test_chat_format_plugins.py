@@ -25,6 +25,14 @@ make.markers = ("<call>",)
 
 def fails(added):
     raise KeyError("no idea")
+
+def other(added):
+    return "hermes"
+
+def text(added):
+    return None
+
+text.markers = "abc"
 """
 TEMPLATE = "{% if tools %}{{ tools }}{% endif %}"
 
@@ -36,6 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: angles\nVersion: 1.0\n")
     entries = "angles = angled_calls:make\nfails = angled_calls:fails\nmissing = angled_calls:nothing\n"
+    entries += "other = angled_calls:other\ntext = angled_calls:text\n"
     (info / "entry_points.txt").write_text(f"[paceline.chat_formats]\n{entries}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "angled_calls", raising=False)
@@ -57,6 +66,10 @@ def test_an_installed_package_brings_a_format_with_markers_of_its_own() -> None:
 def test_a_broken_format_is_named_with_the_reason() -> None:
     with pytest.raises(PluginError, match=r"chat format plugin fails \(angles 1.0\): KeyError: 'no idea'"):
         ChatFormats("fails").format_of(TEMPLATE, {})
+    with pytest.raises(PluginError, match=r"plugin other .*: TypeError: it made a str"):
+        ChatFormats("other").format_of(TEMPLATE, {})
+    with pytest.raises(PluginError, match=r"plugin text .*: TypeError"):
+        ChatFormats("text")
     with pytest.raises(PluginError, match=r"plugin missing \(angles 1.0\): AttributeError"):
         ChatFormats("missing")
 

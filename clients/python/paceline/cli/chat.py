@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 from rich.markup import escape
 
@@ -119,9 +117,9 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
         case "/set":
             said = conversation.set(words)
         case "/save":
-            said = conversation.save(Path(words).expanduser())
+            said = conversation.save(words)
         case "/load":
-            said = conversation.load(Path(words).expanduser())
+            said = conversation.load(words)
         case "/help":
             said = HELP
         case _:

@@ -31,7 +31,8 @@ HELP = "\n".join(
         "Ctrl-C   stops an answer, or gives up a line",
     ]
 )
-_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+_COMMAND = re.compile(r"(/[a-z]+)(?: +([^\n]*))?")
+_WITH_WORDS = ("/system", "/set", "/save", "/load")
 _NUMBERS: dict[str, Callable[[str], float]] = {
     "temperature": float,
     "top_p": float,
@@ -96,18 +97,23 @@ class Conversation:
             raise Refused(f"{name}: {value.strip()} is not a number of its kind") from None
         return f"{name}: {options[name]}"
 
-    def save(self, path: Path) -> str:
+    def save(self, name: str) -> str:
         """Write it; returns what there is to say. Raises Refused if there is such a file, or none can be."""
         messages = [{"role": turn.role, "content": turn.content} for turn in self.asking("")[:-1]]
+        text = json.dumps({"messages": messages}, indent=1)
+        path = _path(name)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump({"messages": messages}, file, ensure_ascii=False, indent=1)
+            with path.open("x", encoding="ascii") as file:
+                file.write(text)
+        except FileExistsError:
+            raise Refused(f"{path}: there is such a file; give another name") from None
         except OSError as error:
             raise Refused(f"{path}: {error.strerror}") from error
         return f"{len(messages)} messages in {path}"
 
-    def load(self, path: Path) -> str:
+    def load(self, name: str) -> str:
         """Go on with a file's conversation; returns what there is to say. Raises Refused."""
+        path = _path(name)
         try:
             found = json.loads(read_bounded(path, _MAX_BYTES))
             messages = [(one["role"], one["content"]) for one in found["messages"]]
@@ -118,6 +124,17 @@ class Conversation:
         system, turns = _checked(messages, path)
         self.system, self.turns = system, turns
         return f"{len(messages)} messages from {path}"
+
+
+def _path(name: str) -> Path:
+    """Raises Refused for what can't be a path."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise Refused(f"{name}: {error}") from error
+    if "\0" in name:
+        raise Refused("a path has no NUL")
+    return path
 
 
 def _checked(messages: Sequence[tuple[object, object]], path: Path) -> tuple[str, list[Message]]:
@@ -134,8 +151,8 @@ def _checked(messages: Sequence[tuple[object, object]], path: Path) -> tuple[str
 
 
 def command_of(line: str) -> tuple[str, str] | None:
-    """The command and what is behind it, if the line is one: a question may begin with a path."""
+    """The command and what is behind it, if it is one: questions may begin with a path or such a word."""
     found = _COMMAND.fullmatch(line.strip())
-    if found is None or (found[2] and found[1] not in COMMANDS):
+    if found is None or (found[2] and found[1] not in _WITH_WORDS):
         return None
     return found[1], (found[2] or "").strip()

@@ -36,10 +36,11 @@ class Spare:
     def take(self) -> ChildRun | None:
         """The process, which is the caller's from now on; None if there is none that could run."""
         run, self._run = self._run, None
+        if run is None:  # one may be beginning, which is kept
+            return None
         self._taken.set()
-        if run is None or run.pid is None or activity(run.pid) is Activity.STOPPED:
-            if run is not None:
-                run.kill_group()
+        if run.pid is None or activity(run.pid) is Activity.STOPPED:
+            run.kill_group()
             return None
         return run
 

@@ -50,6 +50,7 @@ def ask() -> str | None:
 
     Ctrl-C gives up the line: "". It stops an answer, too, which may just have ended.
     """
+    lines: list[str] = []
     try:
         line = input("> " if sys.stdin.isatty() else "")
         if not line.startswith(_SEVERAL):
@@ -63,4 +64,4 @@ def ask() -> str | None:
         print("\nCtrl-D or /quit leaves")
         return ""
     except EOFError:
-        return None
+        return "\n".join(lines).strip("\n") if lines else None  # an input that ends within a question

@@ -2,7 +2,7 @@
 // typed in, which stays in this tab.
 
 const OWN = "timeline-key";
-let asking = null;
+let asking = null, declined = false; // then nobody is asked again until the page is loaded anew
 
 /** The answer as a value. Throws an Error with a message for people. */
 export async function ask(path) {
@@ -14,8 +14,9 @@ export async function ask(path) {
     const found = await reply.json().catch(() => null);
     const error = new Error(found?.error?.message ?? `status ${reply.status}`);
     if (reply.status !== 401) throw error;
+    if (declined) throw error;
     asking ??= askForKey(error.message).finally(() => { asking = null; });
-    if (!await asking) throw error;
+    if (!await asking) { declined = true; throw error; }
   }
 }
 

@@ -85,13 +85,27 @@ def moves(models: Mapping[str, LoadableModel], wanted: Sequence[str], bound: int
         one = models[name]
         if one.state in _HELD or (one.state is ModelState.FAILED and one.retry_at > now):
             continue
-        if bound is not None and held + (one.need or 0) > bound:
+        if bound is not None and (short := held + (one.need or 0) - bound) > 0:
+            if name not in wanted:  # nobody waits for it: it takes what nobody uses, if that is enough
+                idle = {other: each for other, each in models.items() if not each.busy}
+                if _freed_at_most(idle) >= short:
+                    _make_room(short, idle, found, now)
+                continue
             found.waits = name
-            _make_room(held + (one.need or 0) - bound, models, found, now)
+            _make_room(short, models, found, now)
             break  # nobody overtakes it
         found.load.append(name)
         held += one.need or 0
     return found
+
+
+def _freed_at_most(models: Mapping[str, LoadableModel]) -> int:
+    """Bytes of those that can be put away, or are leaving."""
+    return sum(
+        one.need or 0
+        for one in models.values()
+        if one.state is ModelState.DRAINING or (one.state is ModelState.SERVING and not one.stays)
+    )
 
 
 def _make_room(short: int, models: Mapping[str, LoadableModel], found: Moves, now: float) -> None:
