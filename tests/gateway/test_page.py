@@ -316,7 +316,8 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(page: Page, fake: Fa
         assert not page.find("#conversations").is_displayed()
         page.find("#menu").click()
         page.find("#list li button").click()
-        assert page.find("article").is_displayed()
+        shown = "return document.querySelector('article')?.checkVisibility()"  # the list draws it anew
+        page.until(lambda: page.run(shown), "the conversation is not shown")
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
