@@ -28,12 +28,10 @@ class ChatFormats:
         if setting not in (AUTO, NONE, *FORMATS):
             self._plugin, self._make = _loaded(setting)
             self.markers = tuple(getattr(self._make, "markers", ()))
-            if not callable(self._make) or not all(
-                isinstance(one, str) and len(one) > 1 for one in self.markers
-            ):
-                raise self._plugin.fault(
-                    TypeError("it is no function with a sequence of texts as its markers")
-                )
+            are_texts = all(isinstance(one, str) and len(one) > 1 for one in self.markers)
+            if not (callable(self._make) and are_texts):
+                wrong = TypeError("it is no function with a sequence of texts as its markers")
+                raise self._plugin.fault(wrong)
 
     def format_of(self, template: str, added: Mapping[str, int]) -> ToolFormat | None:
         """The model's, by its chat template and its added tokens; None: it has none. Raises PluginError."""
@@ -54,9 +52,8 @@ def _loaded(name: str) -> tuple[Plugin, Any]:
     try:
         plugin = find(CHAT_FORMATS, name)
     except PluginError as error:
-        raise PluginError(
-            f"{error}; Paceline's own are {', '.join((AUTO, NONE, *sorted(FORMATS)))}"
-        ) from error
+        own = ", ".join((AUTO, NONE, *sorted(FORMATS)))
+        raise PluginError(f"{error}; Paceline's own are {own}") from error
     return plugin, plugin.load()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 MAX_BYTES = 1 << 20
@@ -40,6 +41,32 @@ def stamp(path: Path) -> FileStamp | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class ChangedFiles:
+    """Whether files are others than those that were taken last. Several threads may ask at once."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
+        self._taken = self._look()
+        self._failed: Sequence[FileStamp | None] | None = None
+
+    def look(self) -> Sequence[FileStamp | None] | None:
+        """The stamps of what is there now; None: of what was taken."""
+        found = self._look()
+        return None if found == self._taken else found
+
+    def take(self, found: Sequence[FileStamp | None]) -> None:
+        """These are in use from now on."""
+        self._taken = found
+
+    def fails(self, found: Sequence[FileStamp | None]) -> bool:
+        """Record that these can't be used; whether that is new. They are found again: the fault may pass."""
+        before, self._failed = self._failed, found
+        return found != before
+
+    def _look(self) -> Sequence[FileStamp | None]:
+        return [stamp(path) for path in self._paths]
 
 
 def others_may_read(path: Path) -> bool:

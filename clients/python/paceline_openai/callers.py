@@ -76,10 +76,11 @@ class Callers:
         digest = hashlib.sha256(token.encode()).digest()
         now = asyncio.get_running_loop().time()
         until, asking = self._known.get(digest, (0.0, None))
-        is_new = asking is None or (asking.done() and until < now)
-        if self._waiting >= _MAX_WAITING and (asking is None or is_new or not asking.done()):
+        if asking is not None and asking.done() and until < now:
+            asking = None
+        if self._waiting >= _MAX_WAITING and (asking is None or not asking.done()):
             raise _busy(f"{_MAX_WAITING:,} requests wait for a scheduler")
-        if asking is None or is_new:
+        if asking is None:
             if self._asked >= _MAX_ASKED:
                 raise _busy(f"{_MAX_ASKED} other keys are being checked")
             asking = asyncio.create_task(self._ask(token))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from paceline.bounded_files import FileStamp, stamp
+from paceline.bounded_files import ChangedFiles
 from service_kit.logs import Log
 from uvicorn.server import ServerState
 
@@ -95,21 +95,20 @@ class Server:
     async def _renew(self, cert: Path, key: Path) -> None:
         """Read the files again when they have changed; new connections get what they have then."""
         assert self._tls is not None
-        known, broken = _stamps(cert, key), list[FileStamp | None]()
+        files = ChangedFiles(cert, key)
         while True:
             await asyncio.sleep(_CERTIFICATE_POLL_S)
-            found = _stamps(cert, key)
-            if found == known or None in found:
+            found = files.look()
+            if found is None or None in found:
                 continue
             try:
                 _tls(cert, key)  # a context that is in use would be left half changed
                 self._tls.load_cert_chain(cert, key)
             except (OSError, ssl.SSLError) as error:
-                if found != broken:  # said once, and tried again: it may be this process that can't read
+                if files.fails(found):
                     log.error("the certificate is broken; the one before is still used", detail=str(error))
-                broken = found
                 continue
-            known = found
+            files.take(found)
             log.info("the certificate was read again", file=str(cert))
 
 
@@ -119,10 +118,6 @@ def _tls(cert: Path, key: Path) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     context.load_cert_chain(cert, key, password=str)  # "": do not ask on the terminal
     return context
-
-
-def _stamps(*files: Path) -> list[FileStamp | None]:
-    return [stamp(file) for file in files]
 
 
 def _socket(host: str, port: int) -> socket.socket:

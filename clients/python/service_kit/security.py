@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from paceline.bounded_files import FileStamp, read_bounded, stamp
+from paceline.bounded_files import ChangedFiles, read_bounded
 from paceline.channel import Security
 from paceline.tls_files import read_certificates, read_key_pair
 
@@ -63,8 +63,7 @@ class _Certificates:
         assert security.cert_file is not None
         assert security.key_file is not None
         self._pair, self._authority = (security.cert_file, security.key_file), security.client_ca_file
-        self._known = self._stamps()
-        self._broken: tuple[FileStamp | None, ...] | None = None  # of what could not be read
+        self._files = ChangedFiles(*self._pair, *([self._authority] if self._authority else []))
 
     def read(self) -> grpc.ServerCertificateConfiguration:
         """Raises OSError, with `filename`."""
@@ -74,23 +73,18 @@ class _Certificates:
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
         """What the files have now, once they have changed. A pair that does not fit is not taken."""
-        stamps = self._stamps()
-        if stamps == self._known:
+        if (found := self._files.look()) is None:
             return None
         try:
             read = self.read()
         except OSError as error:
-            if stamps != self._broken:  # said once, and tried again: it may be this process that can't read
-                self._broken = stamps
+            if self._files.fails(found):
                 detail = f"{error.filename}: {error.strerror}"
                 log.error("the certificate is broken; the one before is still used", detail=detail)
             return None
-        self._known = stamps
+        self._files.take(found)
         log.info("the certificate was read again", file=str(self._pair[0]))
         return read
-
-    def _stamps(self) -> tuple[FileStamp | None, ...]:
-        return tuple(stamp(path) for path in (*self._pair, self._authority) if path is not None)
 
 
 def check_tls_files(security: Security | ServerSecurity) -> None:

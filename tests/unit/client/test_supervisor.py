@@ -114,12 +114,18 @@ def ready(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("ready ")]
 
 
-async def test_a_spare_process_takes_the_place_of_one_that_has_ended_and_is_replaced(tmp_path: Path) -> None:
+async def with_a_spare(directory: Path) -> tuple[Said, Child, asyncio.Task[None]]:
+    """A process that runs, and a spare one, both of which are ready."""
     said = Said()
-    service = child(tmp_path, said, SAYS_THAT_IT_IS_READY, secrets=b"sesame\n", has_spare=True)
+    service = child(directory, said, SAYS_THAT_IT_IS_READY, secrets=b"sesame\n", has_spare=True)
     await service.start(0)
     keeping = asyncio.create_task(service.keep_running())
     await said.until(lambda lines: len(ready(lines)) == 2)
+    return said, service, keeping
+
+
+async def test_a_spare_process_takes_the_place_of_one_that_has_ended_and_is_replaced(tmp_path: Path) -> None:
+    said, service, keeping = await with_a_spare(tmp_path)
     first, spare = ready(said.lines)
     assert (service.pid, said.lines.count("secrets: sesame")) == (first, 1)
     os.kill(first, signal.SIGKILL)
@@ -137,11 +143,7 @@ async def test_a_spare_process_takes_the_place_of_one_that_has_ended_and_is_repl
 
 
 async def test_a_spare_process_that_is_stopped_by_a_signal_takes_no_place(tmp_path: Path) -> None:
-    said = Said()
-    service = child(tmp_path, said, SAYS_THAT_IT_IS_READY, secrets=b"sesame\n", has_spare=True)
-    await service.start(0)
-    keeping = asyncio.create_task(service.keep_running())
-    await said.until(lambda lines: len(ready(lines)) == 2)
+    said, service, keeping = await with_a_spare(tmp_path)
     first, spare = ready(said.lines)
     os.kill(spare, signal.SIGSTOP)
     await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WSTOPPED | os.WNOWAIT)

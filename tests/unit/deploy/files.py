@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,9 @@ def seconds(duration: str) -> float:
 def unsafe_warnings(settings: Any) -> list[str]:
     """Warnings of a service at its start, but for that of its metrics port, which a network policy closes."""
     return [one for one in settings.security_warnings() if "metrics port" not in one]
+
+
+def has_no_rights(container: Mapping[str, Any]) -> bool:
+    """Whether a container of compose can neither write its own files nor gain rights."""
+    hardened = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+    return all(container.get(name) == value for name, value in hardened.items())

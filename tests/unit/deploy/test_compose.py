@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.files import COMPOSE, DOCKERFILE, USER, Machine, documents, seconds, unsafe_warnings
+from tests.unit.deploy.files import (
+    COMPOSE,
+    DOCKERFILE,
+    USER,
+    Machine,
+    documents,
+    has_no_rights,
+    seconds,
+    unsafe_warnings,
+)
 
 SERVICES = ("executor", "scheduler")
 MARGIN_S = 15.0
@@ -28,9 +37,7 @@ def settings(compose: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.parametrize("name", SERVICES)
 def test_containers_have_no_rights(name: str, compose: Any) -> None:
     service = compose["services"][name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert has_no_rights(service)
     assert "environment" not in service  # no tokens in variables
     assert "privileged" not in service
 

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from paceline.cli.models.wheel import SMOLLM2
 
-from tests.unit.deploy.files import DEPLOY, DOCKERFILE, Machine, documents, seconds, unsafe_warnings
+from tests.unit.deploy.files import (
+    DEPLOY,
+    DOCKERFILE,
+    Machine,
+    documents,
+    has_no_rights,
+    seconds,
+    unsafe_warnings,
+)
 
 FILE = DEPLOY / "compose" / "cpu.yaml"
 SERVICES = ("model", "stack")
@@ -33,9 +41,7 @@ def options(compose: Any) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_containers_have_no_rights(name: str, compose: Any) -> None:
     service = compose["services"][name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert has_no_rights(service)
     assert "cache:/var/cache/paceline" in service["volumes"]
 
 

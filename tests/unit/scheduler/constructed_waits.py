@@ -190,21 +190,37 @@ def adapter_slot() -> Wait:
     return Wait(harness, "b", WaitReason.ADAPTER_SLOT, lambda: harness.cancel("a"))
 
 
-def refused(cause: RefusalCause | None, reason: WaitReason) -> Wait:
-    harness = harness_of()
-    harness.add(make_request("a"))
-    plan = harness.plan()
-    assert plan is not None
+def no_room(cause: RefusalCause | None) -> RowAnswer:
+    """A row that the executor refuses for now."""
     row = RowAnswer(0, [], code=Code.RESOURCE_EXHAUSTED)
     if cause is not None:
         row.cause = cause
-    harness.answer(StepAnswer(plan.number, [row], [], CAPACITY.total_pages, 0))
+    return row
+
+
+def short_of(harness: Watched, who: str, reason: WaitReason, answer: StepAnswer) -> Wait:
+    """A wait that begins with this answer, and ends with time."""
+    harness.answer(answer)
     harness.plan()
 
     def later() -> None:
         harness.now += 0.05
 
-    return Wait(harness, "a", reason, later)
+    return Wait(harness, who, reason, later)
+
+
+def refused_opening(harness: Watched, reason: WaitReason, cause: RefusalCause | None) -> Wait:
+    """The executor refuses the opening of `a`, the step's only row."""
+    plan = harness.plan()
+    assert plan is not None
+    rows = [no_room(cause)]
+    return short_of(harness, "a", reason, StepAnswer(plan.number, rows, [], CAPACITY.total_pages, 0))
+
+
+def refused(cause: RefusalCause | None, reason: WaitReason) -> Wait:
+    harness = harness_of()
+    harness.add(make_request("a"))
+    return refused_opening(harness, reason, cause)
 
 
 def executor_short() -> Wait:
@@ -244,23 +260,29 @@ def deadlines(row_s: float = 0.02, last: int = 4) -> Wait:
     return Wait(harness, "b", WaitReason.DEADLINES, cancels(harness, *(f"3.{row}" for row in range(last))))
 
 
-def draft_executor() -> Wait:
-    """The only sequence that runs waits for its drafts, and the step waits with it."""
+def drafting(*identities: str) -> Wait:
+    """All that run wait for their drafts, and the step with them."""
     draft = EngineExecutor(CAPACITY, oracle(CAPACITY.context_length, 1.0))
     harness = Watched(EngineExecutor(CAPACITY), draft=draft)
     speculation = DraftingWish(frozenset({DraftSource.EXECUTOR}), 4)
-    harness.add(make_request("a", max_tokens=LONG, speculation=speculation))
+    for at, identity in enumerate(identities[:-1]):
+        harness.add(make_request(f"a{at}", max_tokens=LONG, speculation=speculation, identity=identity))
     harness.plan_draft()
-    while not any(sequence.awaits_drafts for sequence in harness.core._pool.running):
+    while not all(one.awaits_drafts for one in harness.core._pool.running) or not harness.core.holds_caches:
         if harness.drafting is not None:
             harness.answer_draft()
         else:
             harness.plan()
             harness.answer()
         harness.plan_draft()
-    harness.add(make_request("b"))
+    harness.add(make_request("b", identity=identities[-1]))
     harness.plan()
     return Wait(harness, "b", WaitReason.DRAFT_EXECUTOR, harness.answer_draft)
+
+
+def draft_executor() -> Wait:
+    """The only sequence that runs waits for its drafts."""
+    return drafting("", "")
 
 
 def no_executor() -> Wait:

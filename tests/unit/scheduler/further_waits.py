@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler_service.core.request import DraftingWish, DraftSource
-from scheduler_service.core.step import Code, RefusalCause, RowAnswer, StepAnswer
+from scheduler_service.core.step import RefusalCause, StepAnswer
 from scheduler_service.core.waiting.reasons import WaitReason as R
 from tests.unit.scheduler.constructed_waits import (
     LONG,
@@ -13,15 +12,19 @@ from tests.unit.scheduler.constructed_waits import (
     alone,
     cancels,
     deadlines,
+    drafting,
     evaluation,
     first_that,
     harness_of,
+    no_room,
     pages,
+    refused_opening,
     run_one,
     scored,
+    short_of,
     small,
 )
-from tests.unit.scheduler.engine_executor import EngineExecutor, oracle
+from tests.unit.scheduler.engine_executor import EngineExecutor
 from tests.unit.scheduler.harness import CAPACITY, make_request
 from tests.unit.scheduler.test_wait_accounting import Watched
 
@@ -171,16 +174,8 @@ def refused_beside_a_stream(reason: R, cause: RefusalCause | None, **other: byte
     assert plan is not None
     assert len(plan.openings) == 1
     answer = harness.executor.execute(replace(plan, openings=()))
-    row = RowAnswer(0, [], code=Code.RESOURCE_EXHAUSTED)
-    if cause is not None:
-        row.cause = cause
-    harness.answer(StepAnswer(plan.number, [*answer.rows, row], [], answer.free_pages, 0))
-    harness.plan()
-
-    def later() -> None:
-        harness.now += 0.05
-
-    return Wait(harness, "b", reason, later)
+    rows = [*answer.rows, no_room(cause)]
+    return short_of(harness, "b", reason, StepAnswer(plan.number, rows, [], answer.free_pages, 0))
 
 
 def executor_short_beside_a_stream() -> Wait:
@@ -198,18 +193,7 @@ def refused_again(reason: R, cause: RefusalCause | None) -> Wait:
     harness.lose()
     harness.now += 0.05
     harness.ready()
-    plan = harness.plan()
-    assert plan is not None
-    row = RowAnswer(0, [], code=Code.RESOURCE_EXHAUSTED)
-    if cause is not None:
-        row.cause = cause
-    harness.answer(StepAnswer(plan.number, [row], [], CAPACITY.total_pages, 0))
-    harness.plan()
-
-    def later() -> None:
-        harness.now += 0.05
-
-    return Wait(harness, "a", reason, later)
+    return refused_opening(harness, reason, cause)
 
 
 def executor_short_after_a_loss() -> Wait:
@@ -218,26 +202,6 @@ def executor_short_after_a_loss() -> Wait:
 
 def grammar_behind_after_a_loss() -> Wait:
     return refused_again(R.GRAMMAR_BEHIND, RefusalCause.GRAMMAR_BEHIND)
-
-
-def drafting(*identities: str) -> Wait:
-    """All that run wait for their drafts, and the step with them."""
-    draft = EngineExecutor(CAPACITY, oracle(CAPACITY.context_length, 1.0))
-    harness = Watched(EngineExecutor(CAPACITY), draft=draft)
-    speculation = DraftingWish(frozenset({DraftSource.EXECUTOR}), 4)
-    for at, identity in enumerate(identities[:-1]):
-        harness.add(make_request(f"a{at}", max_tokens=LONG, speculation=speculation, identity=identity))
-    harness.plan_draft()
-    while not all(one.awaits_drafts for one in harness.core._pool.running) or not harness.core.holds_caches:
-        if harness.drafting is not None:
-            harness.answer_draft()
-        else:
-            harness.plan()
-            harness.answer()
-        harness.plan_draft()
-    harness.add(make_request("b", identity=identities[-1]))
-    harness.plan()
-    return Wait(harness, "b", R.DRAFT_EXECUTOR, harness.answer_draft)
 
 
 def drafts_of_two() -> Wait:
