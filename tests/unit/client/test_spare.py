@@ -21,6 +21,9 @@ class FakeRun:
         self._waited.set()
         await self.killed.wait()
 
+    async def last_lines(self) -> None:
+        pass
+
     def kill_group(self) -> None:
         self.killed.set()
 

@@ -22,7 +22,7 @@ class Spare:
         self._taken = asyncio.Event()
 
     async def keep(self) -> None:
-        """Keep one until cancelled, and kill it then. One that was taken or has ended is replaced."""
+        """Keep one until cancelled, and kill it then, and return at its end. One that is gone is replaced."""
         try:
             while True:
                 self._taken.clear()
@@ -31,17 +31,20 @@ class Spare:
                     await self._gone(self._run)
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            self.kill()
+            if (run := self._run) is not None:
+                run.kill_group()
+                await run.exited()
+                await run.last_lines()
 
     def take(self) -> ChildRun | None:
         """The process, which is the caller's from now on; None if there is none that could run."""
-        run, self._run = self._run, None
-        if run is None:  # one may be beginning, which is kept
+        if (run := self._run) is None:  # one may be beginning, which is kept
             return None
-        self._taken.set()
         if run.pid is None or activity(run.pid) is Activity.STOPPED:
-            run.kill_group()
+            run.kill_group()  # `keep` waits for its end
             return None
+        self._run = None
+        self._taken.set()
         return run
 
     def kill(self) -> None:
