@@ -15,6 +15,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -45,6 +46,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max
 _PAIRS = {"head_dim": 12}
 _CAPPED = {"head_dim": 12, "query_pre_attn_scalar": 3, "sliding_window": 13, "layer_types": _ALTERNATING}
 _GROWING = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 1000.0, "factor": 1.0}
 CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "granite": (GraniteConfig, _GRANITE),
@@ -54,6 +56,7 @@ CLASSES: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any]]] = {
     "ernie4_5": (Ernie4_5Config, _PAIRS),
     "glm": (GlmConfig, _PAIRS | _HALF),
     "glm4": (Glm4Config, _PAIRS | _HALF),
+    "hunyuan_v1_dense": (HunYuanDenseV1Config, {"head_dim": 12, "rope_parameters": _ALPHA}),
     "exaone4": (Exaone4Config, {"sliding_window": 13, "layer_types": _ALTERNATING}),
     "gemma2": (Gemma2Config, _CAPPED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}),
     "gpt_oss": (
@@ -115,6 +118,12 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "ernie4_5": {"biases": {"use_bias": True}, "wide-heads": {"head_dim": 40}},
     "glm": {"no-bias": {"attention_bias": False}, "wide-heads": {"head_dim": 40}},
     "glm4": {"no-bias": {"attention_bias": False}, "wide-heads": {"head_dim": 40}},
+    "hunyuan_v1_dense": {
+        "bias": {"attention_bias": True},
+        "wide-heads": {"head_dim": 40},
+        "no-alpha": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        "linear-rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
+    },
     "exaone4": {
         "no-window": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
         "long-window": {"sliding_window": 300},
@@ -172,6 +181,8 @@ FAST_CASES = [
     ("ernie4_5", "odd-heads"),
     ("glm", "plain"),
     ("glm4", "bf16"),
+    ("hunyuan_v1_dense", "plain"),
+    ("hunyuan_v1_dense", "odd-heads"),
     ("exaone4", "odd-heads"),
     ("gemma2", "plain"),
     ("ministral3", "plain"),

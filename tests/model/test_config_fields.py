@@ -23,9 +23,18 @@ from tests.model.tiny import save
 
 PAGE, TOKENS = 16, np.random.default_rng(2).integers(3, 211, 67).tolist()
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
 LONGROPE = {"rope_type": "longrope", "factor": 2.0, "long_factor": [1.5] * 8, "short_factor": [1.25] * 8}
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("hunyuan_v1_dense", {"use_cla": True}),
+    ("hunyuan_v1_dense", {"use_qk_norm": False}),
+    ("hunyuan_v1_dense", {"attention_head_dim": 8}),
+    ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"factor": 2.0}}),
+    ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"alpha": -1.0}}),
+    ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"rope_type": "default"}}),
+    ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}),
+    ("llama", {"rope_parameters": ALPHA}),
     ("llama", {"hidden_act": "gelu"}),
     ("llama", {"hidden_activation": "gelu_pytorch_tanh"}),
     ("llama", {"activation_function": "relu"}),

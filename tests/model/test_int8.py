@@ -26,7 +26,9 @@ def load(path: Path, dtype: str) -> TorchBackend:
     return backend
 
 
-@pytest.fixture(scope="module", params=["llama-untied-bias", "gemma3", "olmo2", "qwen3-moe"])
+@pytest.fixture(
+    scope="module", params=["llama-untied-bias", "gemma3", "olmo2", "qwen3-moe", "hunyuan_v1_dense"]
+)
 def backends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[TorchBackend, TorchBackend]]:

@@ -8,7 +8,7 @@ import torch
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config import BLOCKS, DTYPES, KV_DTYPES
-from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import (
     Format,
@@ -93,7 +93,9 @@ def check_dependent_launch(device: torch.device) -> None:
 
 def lacking_on_cuda(spec: ModelSpec) -> str:
     """What a model needs that the kernels for CUDA don't have; "": nothing."""
-    return "queries that grow with their position (llama_4_scaling_beta)" if spec.rope.query_growth else ""
+    if spec.rope.query_growth:
+        return "queries that grow with their position (llama_4_scaling_beta)"
+    return "norms of rotated queries and keys (query_layernorm)" if spec.qk_norm is QkNorm.ROTATED else ""
 
 
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:

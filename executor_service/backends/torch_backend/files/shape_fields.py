@@ -21,7 +21,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "gate_up_proj": _MLP,
     **dict.fromkeys(("q_proj", "o_proj"), _HEADS),
     **dict.fromkeys(("k_proj", "v_proj"), _KV_HEADS),
-    **dict.fromkeys(("q_norm", "k_norm"), ("head_dim", "use_qk_norm")),
+    **dict.fromkeys(("q_norm", "k_norm", "query_layernorm", "key_layernorm"), ("head_dim", "use_qk_norm")),
     "gate": ("hidden_size", *_EXPERTS),
     "shared_expert_gate": ("hidden_size", *_EXPERTS),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (*_MLP, *_EXPERTS[1:])),

@@ -227,7 +227,12 @@ class Model:
             none if s.qk_norm is QkNorm.NONE else self._weight(checkpoint, f"{prefix}self_attn.{part}_norm")
             for part in "qk"
         )
-        of_each = s.qk_norm is QkNorm.HEAD
+        gains = none
+        if s.qk_norm is QkNorm.ROTATED:
+            # A rotation keeps a vector's length: only the norms' weights have to come after it, and scores
+            # are the same if queries have those of the keys as well.
+            gains, q_norm, k_norm = q_norm * k_norm, torch.ones_like(q_norm), torch.ones_like(k_norm)
+        of_each = s.qk_norm is not QkNorm.ALL
         attention = AttentionWeights(
             heads=s.heads,
             kv_heads=s.kv_heads,
@@ -240,6 +245,7 @@ class Model:
             scale=s.attention_scale,
             window=s.window_of(i),
             query_scales=rope.query_scales,
+            query_gains=gains,
             score_cap=s.score_cap,
             sinks=checkpoint.read(prefix + SINKS).float().to(self.kernels.device) if s.sinks else none,
         )

@@ -82,6 +82,7 @@ class AttentionWeights:
     scale: float  # of scores
     window: int = 0  # tokens that a query sees, up to its own; 0: all
     query_scales: torch.Tensor = NONE  # [context]: of the rotated queries of each position, or [0]: all are 1
+    query_gains: torch.Tensor = NONE  # [head_dim]: of the rotated queries' elements, or [0]: all are 1
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap), if it is not 0
     sinks: torch.Tensor = NONE  # [heads]: scores that take a part of the weights and give no value, or [0]
 
@@ -361,6 +362,8 @@ class PlainKernels:
         q, k = (self._rotate(x, cos, sin, n, w.eps) for x, n in ((q, w.q_norm), (k, w.k_norm)))
         if len(w.query_scales):
             q = q * w.query_scales[positions, None, None].to(q.dtype)
+        if len(w.query_gains):
+            q = q * w.query_gains.to(q.dtype)
         return q, k, v
 
     def record(self, blocks: Sequence[Block], eps: float) -> RecordedBlocks | None:

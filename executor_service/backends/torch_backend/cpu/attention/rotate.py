@@ -47,6 +47,8 @@ class RotateQkv(NamedTuple):
     eps: float  # of the norms
     query_scales: Address  # fp32 [scaled]: of the rotated queries of each position
     scaled: int  # context, or 0: they are not scaled
+    query_gains: Address  # fp32 [gained]: of the rotated queries' elements
+    gained: int  # head_dim, or 0: they are 1
 
 
 _read = reader(RotateQkv)
@@ -86,6 +88,7 @@ def _compute_chunk(record: int, chunk: int) -> None:
     cos, sin = matrix(call.cos, call.context, call.half), matrix(call.sin, call.context, call.half)
     q_norm, k_norm = floats(call.q_norm, call.norm_size), floats(call.k_norm, call.norm_size)
     query_scales = floats(call.query_scales, call.scaled)
+    gains = floats(call.query_gains, call.gained)
     positions, page_of = ints(call.places.positions, rows), ints(call.places.pages, rows)
     slots = ints(call.places.slots, rows)
     for t in rows_of_chunk(rows, chunk):
@@ -96,6 +99,8 @@ def _compute_chunk(record: int, chunk: int) -> None:
             if call.scaled:
                 for d in range(dim):
                     query[d] *= query_scales[p]
+            for d in range(call.gained):
+                query[d] *= gains[d]
         for h in range(kv_heads):
             first = (group * kv_heads + h) * dim
             key = qkv[t, first : first + dim]

@@ -78,6 +78,8 @@ def attention_calls(
         eps=w.eps,
         query_scales=address_of(w.query_scales),
         scaled=len(w.query_scales),
+        query_gains=address_of(w.query_gains),
+        gained=len(w.query_gains),
     )
     attend = AttendPages(
         rows=rows,

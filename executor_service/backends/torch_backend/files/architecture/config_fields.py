@@ -12,7 +12,7 @@ _ON, _OFF, _ONE, _NONE = (True,), (False,), (1,), (0,)
 _NEVER = ()
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     # norms
-    **dict.fromkeys(("norm_type", "normalization_type"), ("rms_norm", "rmsnorm", "RMSNorm")),
+    **dict.fromkeys(("norm_type", "normalization_type"), ("rms_norm", "rmsnorm", "RMSNorm", "rms")),
     **dict.fromkeys(("add_unit_offset", "rms_norm_add_unit_offset", "zero_centered_gamma"), _OFF),
     # scales of embeddings, residuals, attention and logits
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "lm_head_multiplier"), _ONE),

@@ -89,12 +89,17 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     # Null means as many KV heads as heads; where the field is missing, the class has its own default.
     kv_heads = heads if "num_key_value_heads" in config else defaults.get("num_key_value_heads", heads)
     head_dim = f.size("head_dim", defaults.get("head_dim", max(hidden // heads, 1)))
+    f.only("attention_head_dim", (head_dim,))  # the same, in files of HunYuan
     rotary_dim = rotary_dim_from_config(f, head_dim, family.rope)
     if family.window is not None and family.window.rope_theta is not None:
         ropes = ropes_from_config(f, rotary_dim, positions, family.rope, family.window.rope_theta)
         rope, local_rope = ropes
     else:
         rope = local_rope = rope_from_config(f, rotary_dim, positions, family.rope)
+    if qk_norm is QkNorm.ROTATED and rope.attention_factor != 1:
+        raise f.fault(
+            "rope_parameters: a rope_type that scales what it rotates does not go with norms after it"
+        )
     context = max(rope.longest_context(positions), local_rope.longest_context(positions))
     window = window_from_config(f, family.window, layers, context, local_rope)
     scales = _scales(f, family, hidden, head_dim)

@@ -13,6 +13,7 @@ from executor_service.backends.torch_backend.files.architecture.family_shared im
     NORMS_AFTER,
     OLMO,
     QWEN,
+    UNUSED_HUNYUAN,
     UNUSED_MIXERS,
 )
 from executor_service.backends.torch_backend.files.architecture.mixture_families import MIXTURES
@@ -108,6 +109,20 @@ FAMILIES: Mapping[str, Family] = {
         gguf="qwen3vl",
         rope=RopeRule(500_000.0, sections=True),
         qk_norm=QkNorm.HEAD,
+    ),
+    "hunyuan_v1_dense": Family(
+        sizes=LLAMA | {"vocab_size": 290_943},
+        gguf="",
+        fields=UNUSED_HUNYUAN,
+        expected={
+            "add_classification_head": (False,),
+            "use_cla": (False,),  # layers share no keys and values
+            "use_rotary_pos_emb": (True,),
+        },
+        rope=RopeRule(stretched=True),
+        norm_eps=1e-5,
+        qk_norm=QkNorm.ROTATED,
+        renamed=(("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")),
     ),
     **WINDOWED,
     **MIXTURES,

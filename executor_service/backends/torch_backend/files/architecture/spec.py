@@ -50,6 +50,7 @@ class QkNorm(StrEnum):
     NONE = auto()
     HEAD = auto()  # of each head
     ALL = auto()  # of all heads together
+    ROTATED = auto()  # of each head, after its rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from executor_service.files.fields import Fields, shown
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 _OLD_NAMES = {"su": "longrope"}  # Phi-3's first files
 _ORIGINAL = "original_max_position_embeddings"
+_BESIDE_ALPHA = {"factor": 1, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 1}
+"""What HunYuan's files say beside `alpha`, and its models don't read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class RopeRule:
     partial: float | None = None  # default of `partial_rotary_factor`; None: it must be 1
     sections: bool = False  # frequencies are divided among a token's place in time, rows and columns
     grows: bool = False  # queries grow with their position (`llama_4_scaling_beta`)
+    stretched: bool = False  # `alpha` of the type "dynamic" changes theta once, whatever the length
     missing: Mapping[str, Any] = field(default_factory=dict)  # `rope_parameters` of a file that has none
 
 
@@ -46,6 +49,8 @@ def rope_from_config(f: Fields, dim: int, positions: int, rule: RopeRule) -> Rop
     r = Fields(given or rule.missing, f"{f.where}: {key}")
     if rule.sections:
         r = _without_sections(r, dim)
+    if rule.stretched:
+        r = _without_alpha(r, f.number("rope_theta", rule.theta), dim)
     growth, period = 0.0, 1
     if rule.grows and r.get("llama_4_scaling_beta", 0):
         growth, period = r.number("llama_4_scaling_beta"), r.size(_ORIGINAL)
@@ -68,6 +73,20 @@ def _without_sections(r: Fields, dim: int) -> Fields:
         if kept.get(key) == "mrope":
             kept[key] = "default"
     return Fields(kept, r.where)
+
+
+def _without_alpha(r: Fields, theta: float, dim: int) -> Fields:
+    """Without `alpha` (HunYuan), in place of which theta is larger: NTK-aware scaling (bloc97, 2023)."""
+    if r.get("rope_type", r.get("type", None)) != "dynamic" or not r.get("alpha", 0):
+        return r
+    if dim < 4:
+        raise r.fault("alpha needs at least 4 rotated elements of a head")
+    for key, value in _BESIDE_ALPHA.items():
+        r.only(key, (value,))
+    stretched = r.number("rope_theta", theta) * r.number("alpha") ** (dim / (dim - 2))
+    read = {"type", "alpha", *_BESIDE_ALPHA}
+    kept = {key: value for key, value in r.values.items() if key not in read}
+    return Fields(kept | {"rope_type": "default", "rope_theta": stretched}, r.where)
 
 
 def ropes_from_config(
