@@ -95,6 +95,12 @@ def test_a_tensor_that_the_model_has_no_use_for_is_refused_by_name(name: str, tm
     refuses(tmp_path / "odd.gguf", f"tensor {name!r}")
 
 
+@pytest.mark.parametrize("name", ["cls.output.weight", "cls.weight"])
+def test_a_classification_head_is_refused_before_its_keys(name: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "head.gguf", keys={"classifier.output_labels": "yes"}, tensors=[name])
+    refuses(tmp_path / "head.gguf", f"{name!r} is a classification head")
+
+
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "odd.gguf"
     write_gguf(file, keys={"logit_scalf": 1.0})

@@ -23,7 +23,12 @@ from executor_service.backends.torch_backend.files.stored_names import (
     order_of_halves,
     place_in_gguf,
 )
-from executor_service.backends.torch_backend.files.tensor_shapes import Part, check_shape, expected_shapes
+from executor_service.backends.torch_backend.files.tensor_shapes import (
+    Part,
+    check_no_classifier,
+    check_shape,
+    expected_shapes,
+)
 
 _MAX_FACTORS = 4096  # of rotary frequencies
 
@@ -36,6 +41,7 @@ class GgufCheckpoint:
         self.file, self._blocks = GgufFile(path), blocks
         self.quantization = "GGUF" if blocks else None
         try:
+            check_no_classifier(self.file.tensors, path.name)
             factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
             self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
             self.name = model_name(path)

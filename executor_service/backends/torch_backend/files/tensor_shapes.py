@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
@@ -23,7 +23,7 @@ Part = tuple[slice, ...]
 """A part of a tensor: a slice of each of its first dimensions, step 1."""
 
 _HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
-_CLASSIFIER = "score.weight"  # of a model for sequence classification, such as a cross-encoder
+_CLASSIFIERS = ("score.weight", "cls.output.weight", "cls.weight")  # of directories; of GGUF files
 _BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
 
 
@@ -75,6 +75,16 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int, *, bias: bool) -> Iterator
             yield f"{prefix}{part}_proj.bias", (rows,)
 
 
+def check_no_classifier(found: Collection[str], where: str) -> None:
+    """Raises ModelError where a tensor is the head of a model for sequence classification."""
+    for name in _CLASSIFIERS:
+        if name in found:
+            raise ModelError(
+                f"{where}: tensor {name!r} is a classification head, which is not supported; to rerank, serve"
+                " a model with its output layer, such as Qwen3-Reranker as it was published"
+            )
+
+
 def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
     """Raises ModelError for the first tensor of the spec that is missing or has another shape."""
     for name, shape in expected_shapes(spec):
@@ -91,14 +101,12 @@ def check_shape(name: str, shape: tuple[int, ...], found: Shapes, where: str) ->
         )
 
 
-def unused(spec: ModelSpec, found: Shapes, where: str) -> Iterator[str]:
+def unused(spec: ModelSpec, found: Shapes) -> Iterator[str]:
     """The tensors of the head or a layer that the spec does not have.
 
-    Layers beyond the spec's and the buffers of old files are left out. Raises ModelError for a classifier.
+    Layers beyond the spec's and the buffers of old files are left out.
     """
     used = {name for name, _ in expected_shapes(spec)} | {HEAD}
-    if _CLASSIFIER in found:
-        raise ModelError(f"{where}: tensor {_CLASSIFIER!r} is a classification head, which is not supported")
     for name in found:
         layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
         inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)

@@ -45,6 +45,7 @@ from executor_service.backends.torch_backend.files.stored_names import (
 from executor_service.backends.torch_backend.files.tensor_shapes import (
     Part,
     Shapes,
+    check_no_classifier,
     check_shape,
     check_shapes,
     expected_shapes,
@@ -165,6 +166,7 @@ class DirectoryCheckpoint:
         return found | parts
 
     def _check(self) -> None:
+        check_no_classifier(self._stored, self.name)
         found = self._found()
         if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
             untied = dataclasses.replace(self.spec, tied_embeddings=False)
@@ -175,7 +177,7 @@ class DirectoryCheckpoint:
         elif self.spec.tied_embeddings and HEAD in found:
             found[EMBEDDING] = found[HEAD]
         check_shapes(self.spec, found, self.name)
-        for name in unused(self.spec, found, self.name):
+        for name in unused(self.spec, found):
             # GPTQ-for-LLaMa and its successors write biases for linear layers that have none.
             if not (name.endswith(".bias") and not self.read(name).any()):
                 raise ModelError(
