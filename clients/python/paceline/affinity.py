@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 def affinity_key(request: pb.GenerateRequest, own: str = "") -> bytes:
     """32 bytes that requests with the same beginning share. `own`: the caller's key, in place of them."""
     if own:
-        return hashlib.sha256(own.encode()).digest()
+        return own_key(own)
     parts = [_string(VERSION), _string(request.model), _string(request.cache_salt)]
     match request.WhichOneof("prompt"):
         case "messages":
@@ -39,6 +39,11 @@ def affinity_key(request: pb.GenerateRequest, own: str = "") -> bytes:
             ids = request.token_ids.ids[:MAX_TOKEN_IDS]
             parts += b"i", struct.pack(f"<{len(ids)}I", *ids)
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def own_key(own: str) -> bytes:
+    """The key of a caller's own."""
+    return hashlib.sha256(own.encode()).digest()
 
 
 def preference(key: bytes, addresses: Sequence[str]) -> list[str]:
@@ -63,10 +68,13 @@ def choice(key: bytes, live: Mapping[str, int], reported: Mapping[str, int] = _N
 
 
 def first_choice(
-    preferred: Sequence[str], live: Mapping[str, int], reported: Mapping[str, int] = _NOTHING
+    preferred: Sequence[str],
+    live: Mapping[str, int],
+    reported: Mapping[str, int] = _NOTHING,
+    extra: int = 0,
 ) -> str:
-    """As `choice`, of addresses in a key's order of preference."""
-    least, most = _bound(live), _bound(reported)
+    """As `choice`, of addresses in a key's order of preference; each may have `extra` sequences more."""
+    least, most = _bound(live) + extra, _bound(reported) + extra
     fewer = [address for address in preferred if live[address] < least]
     return next((address for address in fewer if reported.get(address, 0) < most), fewer[0])
 

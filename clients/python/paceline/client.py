@@ -63,6 +63,10 @@ class Client(Administration):
 
     `model`: of several models at an address, the one that all calls mean which name none.
 
+    `extra_streams`: calls that a scheduler may have beyond 1.25 of the mean before it passes on those whose
+    beginning it has cached. Of few calls at once, chance alone sends so many to one of several schedulers,
+    where they cost less than their prompts do at one that computes them anew.
+
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,
     which the scheduler enforces too; None: no deadline. All calls raise `paceline.errors`.
@@ -79,6 +83,7 @@ class Client(Administration):
         failover_timeout_s: float = FAILOVER_TIMEOUT_S,
         directory: DirectoryUse = "safe",
         model: str = "",
+        extra_streams: int = 0,
     ) -> None:
         self._schedulers = SchedulerConnections(
             addresses_or_default(addresses),
@@ -86,6 +91,7 @@ class Client(Administration):
             failover_timeout_s,
             directory,
             model,
+            extra_streams,
         )
 
     @property

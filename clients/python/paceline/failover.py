@@ -72,12 +72,12 @@ class Rotation:
 
     A call with a key begins where that key's prompts are cached, unless the client has too many live calls
     there (AFFINITY in scheduler.proto); one without begins with the next address in turn. Addresses marked as
-    down come last.
+    down come last. `extra_streams`: of `aio.Client`.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], extra_streams: int = 0) -> None:
         self.given = frozenset(addresses)
-        self._addresses = tuple(addresses)
+        self._addresses, self._extra_streams = tuple(addresses), extra_streams
         self._known = self.given
         self._next = 0
         self._live: Counter[str] = Counter()  # calls
@@ -146,7 +146,7 @@ class Rotation:
             takers = [one for one in preferred if one in holders and one not in draining] or preferred
             live = {address: self._live[address] for address in takers}
             loads = {address: self._loads.get(address, 0) for address in takers}
-            first = first_choice(takers, live, loads)
+            first = first_choice(takers, live, loads, self._extra_streams)
             turn = [first, *(address for address in preferred if address != first)]
         else:
             begin = self._next % len(addresses)

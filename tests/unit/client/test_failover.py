@@ -60,6 +60,16 @@ def test_calls_with_a_key_begin_at_its_scheduler_unless_that_has_too_many_of_the
     rotation.down(two, 0.0)
     assert rotation.order(0.0, key) == [three, one, two]
     assert attempts(rotation).address == one  # without a key: in turn
+    roomy = Rotation(addresses, extra_streams=3)
+    for _ in range(5):
+        roomy.began(two)
+    assert roomy.order(0.0, key) == [
+        two,
+        three,
+        one,
+    ]  # with it 6: 3 more than the 3 that are 1.25 of the mean
+    roomy.began(two)
+    assert roomy.order(0.0, key) == [three, two, one]
 
 
 def test_an_address_that_is_down_comes_last_for_a_while_and_longer_each_time() -> None:

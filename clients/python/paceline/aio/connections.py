@@ -57,6 +57,7 @@ class SchedulerConnections:
         failover_timeout_s: float,
         directory: DirectoryUse = "off",
         model: str = "",
+        extra_streams: int = 0,
     ) -> None:
         self.failover_timeout_s = failover_timeout_s
         self.model = model  # that calls mean which name none
@@ -66,7 +67,7 @@ class SchedulerConnections:
         self._opening = threading.Lock()  # no channel is closed between its choice and the count of its call
         self.endpoints: dict[str, Endpoint] = {}
         self.closed = Flag()  # one for all views
-        self._rotation = Rotation(self._known.given)
+        self._rotation = Rotation(self._known.given, extra_streams)
         for address in self._known.given:
             self._endpoint(address)
         self._look = Background()
