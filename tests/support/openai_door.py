@@ -12,6 +12,7 @@ from typing import Any
 from paceline.aio import Client
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline_openai import Bounds, Gateway
+from paceline_openai.beginnings import EXTRA_STREAMS
 from paceline_openai.server import Server
 
 
@@ -110,7 +111,9 @@ async def serving_door(
 ) -> AsyncIterator[Door]:
     """A door before these schedulers."""
     bounds = bounds or Bounds()
-    async with Client(schedulers, failover_timeout_s=failover_timeout_s) as client:
+    async with Client(
+        schedulers, failover_timeout_s=failover_timeout_s, extra_streams=EXTRA_STREAMS
+    ) as client:
         app = Gateway(client, bounds, **options)
         server = Server(app, bounds)
         port = await server.listen("127.0.0.1", 0)

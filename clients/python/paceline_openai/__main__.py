@@ -12,10 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline import Security, errors
 from paceline.aio import Client
 from paceline.channel import Link, is_loopback, open_aio_channel
+from paceline.directory import DirectoryUse
 from service_kit import logs
 from service_kit.process import Shutdown, limit_collections, new_event_loop, write_port_file
 
 from paceline_openai.app import Gateway
+from paceline_openai.beginnings import EXTRA_STREAMS
 from paceline_openai.server import Server
 from paceline_openai.settings import Settings, settings
 
@@ -85,7 +87,10 @@ async def _run(given: Settings, tell_losses: Callable[[Callable[[int], object]],
         raise NotSafe(f"--host: {given.host} is not loopback: give --tls-cert and --tls-key, or --insecure")
     security = Security(given.scheduler_ca, given.scheduler_cert, given.scheduler_key)
     # Only given schedulers are asked whether they refuse strangers: beyond loopback no others are used.
-    async with Client(given.schedulers, security=security, directory="safe" if local else "off") as client:
+    directory: DirectoryUse = "safe" if local else "off"
+    async with Client(
+        given.schedulers, security=security, directory=directory, extra_streams=EXTRA_STREAMS
+    ) as client:
         app = Gateway(
             client, given.bounds, model_name=given.model_name, origins=given.cors_origin, local=local
         )

@@ -47,7 +47,7 @@ class Call:
     def affinity(self, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The SDK's option `affinity_key` of a chat; none where the client's own key is as good."""
         key = self.values.get("prompt_cache_key") or self.beginnings.affinity_key(
-            turns, len(self.client.addresses), self.shown_model, self.values.get("cache_salt", "")
+            turns, self.client.addresses, self.shown_model, self.values.get("cache_salt", "")
         )
         return {"affinity_key": key} if key else {}
 
