@@ -49,6 +49,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
         self.cancelled = asyncio.Event()
         self.arrived = asyncio.Event()
         self.looks = 0
+        self.dies = False
         self.waits = pb.WhyWaitingResponse()  # of all identities
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -180,7 +181,11 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
     async def WatchSteps(
         self, request: pb.WatchStepsRequest, context: Any
     ) -> AsyncIterator[pb.WatchStepsResponse]:
-        """Two steps: request 1 is queued, admitted and ends, request 2 is queued. Then the stream ends."""
+        """Two steps: request 1 is queued, admitted and ends, request 2 is queued. Then the stream ends.
+
+        As if the scheduler had died, if `dies`.
+        """
+        self.metadata = dict(context.invocation_metadata())
         ones = [1, 1]
         kinds = [pb.STEP_EVENT_KIND_QUEUED, pb.STEP_EVENT_KIND_ADMITTED, pb.STEP_EVENT_KIND_QUEUED]
         log = pb.StepLog(
@@ -208,6 +213,8 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             names=[pb.RequestName(number=1, request_id="mine")],
         )
         yield pb.WatchStepsResponse(log=log)
+        if self.dies:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
 
 
 class FakeAdmin(FakeAdapters, admin_pb2_grpc.AdminServiceServicer):

@@ -57,6 +57,41 @@ def drawn(
     return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 
+async def invoked(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments)
+
+
+@pytest.mark.parametrize("kind", [[], ["--perfetto"]])
+async def test_what_was_recorded_before_a_scheduler_died_is_kept(
+    served: Served, tmp_path: Path, kind: list[str]
+) -> None:
+    served.fake.dies, file = True, tmp_path / "steps"
+    result = await invoked("steps", "-a", served.address, "--seconds", "9", "-o", str(file), *kind)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1), result.output
+    assert "2 steps, 3 lost" in result.stdout
+    found = len([*read_steps(file.read_bytes())]) if not kind else file.read_text().count('"name": "step"')
+    assert found == 2
+    result = await invoked("steps", "-a", "127.0.0.1:1", "--seconds", "9", "-o", str(file), *kind)
+    assert (result.exit_code, file.stat().st_size > 0) == (1, True)  # what was there before
+    shown = await invoked("timeline", served.address, "--seconds", "9")
+    assert shown.exit_code == 1
+    assert "mine" in shown.stdout
+
+
+@pytest.mark.parametrize("command", [["steps", "-a"], ["timeline", "--seconds", "9"]])
+async def test_the_steps_of_one_of_several_models(served: Served, command: list[str]) -> None:
+    assert (await invoked(*command, served.address, "--model", "second")).exit_code == 0
+    assert served.fake.metadata["paceline-model"] == "second"
+
+
+async def test_what_cannot_be_recorded_is_refused_at_once(served: Served, tmp_path: Path) -> None:
+    for bad in (["-o", str(tmp_path / "no" / "steps")], ["-o", str(tmp_path)], ["--last", "inf"]):
+        result = await invoked("steps", "-a", served.address, "--seconds", "9", *bad)
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert result.exit_code in (1, 2)
+    assert not served.fake.metadata  # it was not asked
+
+
 async def test_clients_get_the_steps_of_a_scheduler(served: Served) -> None:
     """The fake one says of two, after three that were lost."""
     first, second = [one async for one in served.client.steps(last_s=60)]

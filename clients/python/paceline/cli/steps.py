@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, cast
@@ -13,10 +14,9 @@ from google.protobuf.proto import serialize_length_prefixed
 
 from paceline import errors
 from paceline.channel import Security
-from paceline.cli.common import DEFAULT_ADDRESS, Address, console, fail, one_line_errors, security
+from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
 from paceline.cli.step_trace import trace
-from paceline.connections import SchedulerConnections
-from paceline.requests import steps_request
+from paceline.client import Client
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.steps import Step, steps_of
 
@@ -27,7 +27,9 @@ def steps(
     context: typer.Context,
     *,
     seconds: Annotated[float, typer.Option(help="Seconds until it stops; 0: with Ctrl-C.", min=0)] = 0,
-    last: Annotated[float, typer.Option(help="Begin with steps of this many seconds ago.", min=0)] = 0,
+    last: Annotated[
+        float, typer.Option(help="Begin with steps of this many seconds ago.", min=0, max=3600)
+    ] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the steps to this file instead.")
     ] = None,
@@ -35,56 +37,63 @@ def steps(
         bool, typer.Option("--perfetto", help="Write it for ui.perfetto.dev and chrome://tracing.")
     ] = False,
     address: Address = DEFAULT_ADDRESS,
+    model: OfModel = "",
 ) -> None:
     """Show what each step of the scheduler did, as it comes.
 
-    A file has StepLog messages of the contract, each after its size as a varint. Others' requests are
-    numbers, unless an administrator asks.
+    A file has StepLog messages of the contract, each after its size as a varint. It is written at the end,
+    also if that is Ctrl-C or the scheduler's. Others' requests are numbers, unless an administrator asks.
     """
     if perfetto and output is None:
         fail("--perfetto needs -o FILE", 2)
     if output is not None and not seconds:
         fail("-o needs --seconds", 2)
-    found: list[pb.StepLog] = []
-    if output is None:
-        typer.echo(_HEAD)
     with one_line_errors(address):
-        for log in watch(security(context), address, seconds, last):
-            if output is not None:
-                found.append(log)
-                continue
+        if output is not None:
+            _record(watch(security(context), address, seconds, last, model), output, perfetto=perfetto)
+            return
+        typer.echo(_HEAD)
+        for log in watch(security(context), address, seconds, last, model):
             for step in steps_of(log):
                 _show(step)
-        if output is None:
-            return
-        if perfetto:
-            output.write_text(trace(step for log in found for step in steps_of(log)), encoding="utf-8")
-        else:
-            with output.open("wb") as file:
-                for log in found:
-                    serialize_length_prefixed(log, cast(BytesIO, file))  # any file will do
-    count = sum(len(log.tokens) for log in found)
-    lost = sum(log.lost_steps for log in found)
-    console.print(f"{count} steps, {lost} lost: {output}", markup=False, soft_wrap=True)
 
 
-def watch(security: Security, address: str, seconds: float, last: float) -> Iterator[pb.StepLog]:
+def watch(
+    security: Security, address: str, seconds: float, last: float, model: str = ""
+) -> Iterator[pb.StepLog]:
     """The steps from `last` seconds ago on, until `seconds` from now; 0: without end.
 
     Raises `paceline.errors`.
     """
-    schedulers = SchedulerConnections(address, security, failover_timeout_s=0)
+    with Client(address, security=security, failover_timeout_s=0, directory="off", model=model) as client:
+        try:
+            yield from client.step_logs(last_s=last, timeout_s=seconds or None)
+        except errors.DeadlineExceeded:
+            return
+
+
+def _record(logs: Iterator[pb.StepLog], output: Path, *, perfetto: bool) -> None:
+    """Write what comes to a file: at the end, whichever it is. Raises OSError, `paceline.errors`."""
+    output.open("ab").close()  # what can't be written is not waited for
+    found: list[pb.StepLog] = []
     try:
-        yield from schedulers.stream(
-            lambda one: one.scheduler.WatchSteps,
-            steps_request(last),
-            seconds or None,
-            lambda reply: (reply.log,),
-        )
-    except errors.DeadlineExceeded:
-        return
+        for log in logs:
+            found.append(log)
     finally:
-        schedulers.close()
+        if found or sys.exception() is None:
+            _write(found, output, perfetto=perfetto)
+
+
+def _write(found: Sequence[pb.StepLog], output: Path, *, perfetto: bool) -> None:
+    if perfetto:
+        output.write_text(trace(step for log in found for step in steps_of(log)), encoding="utf-8")
+    else:
+        with output.open("wb") as file:
+            for log in found:
+                serialize_length_prefixed(log, cast(BytesIO, file))  # any file will do
+    count = sum(len(log.tokens) for log in found)
+    lost = sum(log.lost_steps for log in found)
+    console.print(f"{count} steps, {lost} lost: {output}", markup=False, soft_wrap=True)
 
 
 def _show(step: Step) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,11 +17,20 @@ from rich.live import Live
 from paceline import errors, timeline_page
 from paceline.bounded_files import read_bounded
 from paceline.channel import Security
-from paceline.cli.common import DEFAULT_ADDRESS, check_address, console, fail, one_line_errors, security
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    OfModel,
+    check_address,
+    console,
+    fail,
+    one_line_errors,
+    security,
+)
 from paceline.cli.steps import watch
 from paceline.cli.timeline_view import Timeline
 from paceline.cli.timeline_web import StepStore, Why, page_of
 from paceline.client import Client
+from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.steps import read_logs, read_steps, steps_of
 
 _MAX_FILE_BYTES = 512 << 20
@@ -50,6 +60,7 @@ def timeline(
     web: Annotated[
         bool, typer.Option("--web", help="Show them in a browser: serves a page on loopback.")
     ] = False,
+    model: OfModel = "",
 ) -> None:
     """Show streams as rows over the last seconds: which run, which wait, and for what.
 
@@ -64,17 +75,17 @@ def timeline(
     except typer.BadParameter as error:
         fail(f"{error}, or a file", 2)
     if web:
-        _serve_live(security(context), source, seconds, last or _SERVE_S)
+        _serve_live(security(context), source, seconds, last or _SERVE_S, model)
         return
     if not seconds and not console.is_terminal:
         fail("--seconds is needed where the output is no terminal", 2)
     view = Timeline(last or _SHOW_S)
     with one_line_errors(source):
+        logs = watch(security(context), source, seconds, view.seconds or 0.0, model)
         if console.is_terminal:
-            _show_live(security(context), source, seconds, view)
+            _show_live(logs, seconds, view)
         else:
-            _read(security(context), source, seconds, view)
-            console.print(view.picture(console.width, _FILE_ROWS, ascii_only=console.options.ascii_only))
+            _show_at_end(logs, view)
 
 
 @contextmanager
@@ -96,19 +107,19 @@ def _serve_file(path: Path, seconds: float) -> None:
     _serve(str(path), store, None, seconds)
 
 
-def _serve_live(security: Security, address: str, seconds: float, last: float) -> None:
+def _serve_live(security: Security, address: str, seconds: float, last: float, model: str) -> None:
     store = StepStore()
 
     def follow() -> None:
         try:
-            for log in watch(security, address, 0, last):
+            for log in watch(security, address, 0, last, model):
                 store.add(log)
         except errors.PacelineError as error:
             store.fail(f"{address}: {error}")
 
     with (
         one_line_errors(address),
-        Client(address, security=security, failover_timeout_s=0, directory="off") as client,
+        Client(address, security=security, failover_timeout_s=0, directory="off", model=model) as client,
     ):
         client.status(timeout_s=_ASK_S)  # before the page says that it is there
 
@@ -135,16 +146,25 @@ def _show_file(path: Path, last: float | None) -> None:
     with _reading(path) as content:
         for step in read_steps(content):
             view.add(step)
+    _print(view)
+
+
+def _show_at_end(logs: Iterator[pb.StepLog], view: Timeline) -> None:
+    """One picture, also if the end is the scheduler's, or Ctrl-C."""
+    try:
+        for log in logs:
+            for step in steps_of(log):
+                view.add(step)
+    finally:
+        if len(view) or sys.exception() is None:
+            _print(view)
+
+
+def _print(view: Timeline) -> None:
     console.print(view.picture(console.width, _FILE_ROWS, ascii_only=console.options.ascii_only))
 
 
-def _read(security: Security, address: str, seconds: float, view: Timeline) -> None:
-    for log in watch(security, address, seconds, view.seconds or 0.0):
-        for step in steps_of(log):
-            view.add(step)
-
-
-def _show_live(security: Security, address: str, seconds: float, view: Timeline) -> None:
+def _show_live(logs: Iterator[pb.StepLog], seconds: float, view: Timeline) -> None:
     """Draw four times a second, also while no step comes."""
     lock = threading.Lock()  # the picture is drawn by a thread of its own
 
@@ -154,7 +174,7 @@ def _show_live(security: Security, address: str, seconds: float, view: Timeline)
             return view.picture(console.width, rows, now_us=time.time_ns() // 1000)
 
     with Live(console=console, get_renderable=picture, refresh_per_second=4, screen=not seconds):
-        for log in watch(security, address, seconds, view.seconds or 0.0):
+        for log in logs:
             with lock:
                 for step in steps_of(log):
                     view.add(step)

@@ -86,6 +86,10 @@ class Timeline:
         self._forgotten = self._lost = 0
         self._has_forgotten = False  # steps
 
+    def __len__(self) -> int:
+        """Steps that are shown."""
+        return len(self._steps)
+
     def add(self, step: Step) -> None:
         """Add the next step."""
         self._steps.append(step)
