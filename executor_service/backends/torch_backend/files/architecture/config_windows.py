@@ -54,6 +54,7 @@ def window_from_config(
             raise f.fault("sliding_window is not supported for this model_type")
     else:
         size = _size(f, rule)
+        f.only("sliding_window_size", (f.values.get("sliding_window", rule.size),))  # Gemma 2 says it twice
         chosen = sliding if kinds is not None and rule.listed else frozenset(_layers(f, rule, layers))
     if size is None:
         chosen = frozenset()

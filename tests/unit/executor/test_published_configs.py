@@ -1,0 +1,49 @@
+"""Published config.json files, by family, with the sources of their texts: accepted, or refused by name.
+
+`published_configs` has a file for each `model_type`; `model` is as the source calls it, and says where the
+text is not complete. Sources are copies, not the repositories of the models: revisions are not known.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_service.backends.base import ModelError
+from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+
+PUBLISHED: dict[str, list[dict[str, Any]]] = {
+    file.stem: json.loads(file.read_text())
+    for file in sorted((Path(__file__).parent / "published_configs").iterdir())
+}
+CASES = [(kind, one["model"]) for kind, models in PUBLISHED.items() for one in models]
+FEWER = {  # whose texts were not found as often
+    *("granite", "exaone4", "smollm3", "ernie4_5", "olmoe", "glm", "mistral", "mixtral", "gpt_oss", "gemma3"),
+    *("mistral3", "ministral3", "qwen2_moe", "olmo2", "olmo3", "phi3"),
+}
+
+
+@pytest.mark.parametrize(("kind", "model"), CASES, ids=str)
+def test_a_published_config_is_accepted_or_refused_by_name(kind: str, model: str) -> None:
+    [one] = [one for one in PUBLISHED[kind] if one["model"] == model]
+    config = one["config"]
+    assert config["model_type"] == kind
+    assert one["text"]
+    if "refused" in one:
+        with pytest.raises(ModelError, match=f"the field '{one['refused']}'"):
+            spec_from_config(config, {}, "config.json")
+        return
+    spec = spec_from_config(config, {}, "config.json")
+    text = config.get("text_config", config)
+    assert spec.layers == text["num_hidden_layers"]
+    assert (spec.heads, spec.kv_heads) == (text["num_attention_heads"], text["num_key_value_heads"])
+    assert (spec.hidden_size, spec.vocab_size) == (text["hidden_size"], text["vocab_size"])
+    assert spec.context_length >= text["max_position_embeddings"]
+
+
+def test_there_are_three_of_each_family_but_those_whose_texts_were_not_found() -> None:
+    assert {kind for kind, models in PUBLISHED.items() if len(models) < 3} <= FEWER
+    assert all(len(models) >= 3 for kind, models in PUBLISHED.items() if kind not in FEWER)
