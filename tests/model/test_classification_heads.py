@@ -46,9 +46,9 @@ def test_a_model_for_classification_is_refused_by_the_name_of_its_head(
 
 def test_yes_no_is_the_sigmoid_of_a_head_that_was_made_of_the_output_layer(tmp_path: Path) -> None:
     """Which is what conversions of Qwen3-Reranker have for a head."""
-    rows = save("qwen3", tmp_path).get_output_embeddings().weight
+    rows = save("qwen3", tmp_path).state_dict()["lm_head.weight"]
     head = classifier(tmp_path, tied=True)
-    head.score.weight.data = (rows[YES] - rows[NO])[None]
+    head.load_state_dict({"score.weight": (rows[YES] - rows[NO])[None]}, strict=False)
     backend = TorchBackend(TorchConfig(tmp_path, threads=1))
     backend.load(lambda what, done: None)
     backend.allocate(40, 16)

@@ -71,6 +71,9 @@ BLOCKS = {"weight_block_size": [32, 24]}
         ("llama-untied-bias", in_blocks(32, 24, torch.bfloat16), BLOCKS | {"scale_fmt": "ue8m0"}),
         ("qwen2", whole, {"activation_scheme": "static", "ignored_layers": ["lm_head"]}),
         ("llama-untied-bias", by_row, {"modules_to_not_convert": ["lm_head"]}),
+        ("hunyuan_v1_dense", by_row, {}),
+        ("glm4", by_row, {}),  # gate and up are one tensor, and rows of q and k are stored as pairs
+        ("glm4_moe", in_blocks(32, 24), BLOCKS),
     ],
 )
 def test_logits_equal_those_of_the_dequantized_weights(

@@ -81,6 +81,8 @@ def gptq(
         ("llama", gptq(symmetric=True, bias=True), {"sym": True}),
         ("llama-untied-bias", gptq(index=False), {"modules_to_not_convert": ["lm_head"]}),
         ("llama-untied-bias", gptq(group=-1), {"group_size": -1}),
+        ("granite", gptq(), {}),
+        ("glm4", gptq(), {}),
         ("qwen3-moe", gptq(bits=8, version=2), {"bits": 8, "checkpoint_format": "gptq_v2"}),
     ],
 )
