@@ -19,6 +19,7 @@ from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.stacked_experts import (
     route,
     route_corrected,
+    sigmoid,
     sum_experts,
 )
 
@@ -100,3 +101,11 @@ def test_only_aligned_experts_are_grouped_and_only_where_it_pays() -> None:
     assert isinstance(experts(kernels, MOE, HIDDEN, SILU, read), GroupedExperts)
     odd = replace(MOE, intermediate_size=12)
     assert isinstance(experts(kernels, odd, HIDDEN, SILU, lambda i: read(i, 12)), EachExpert)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 4, 8, 60])
+def test_a_row_has_the_same_sigmoids_alone_and_among_others(columns: int) -> None:
+    x = torch.randn(67, columns, generator=torch.Generator().manual_seed(columns))
+    alone = torch.cat([sigmoid(row[None].clone()) for row in x])
+    assert torch.equal(alone, sigmoid(x))
+    assert torch.allclose(alone, torch.sigmoid(x), atol=1e-6)

@@ -15,7 +15,7 @@ from executor_service.backends.torch_backend.model.norms import Norms
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, LayerChanges
-from executor_service.backends.torch_backend.ops.stacked_experts import route_corrected
+from executor_service.backends.torch_backend.ops.stacked_experts import route_corrected, sigmoid
 
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """The shares and the experts of each token, by the router's logits; see `stacked_experts.route`."""
@@ -73,7 +73,7 @@ class SharedExpert:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] of the same shape."""
         out = self._down(self._gated(x))
-        return out if self._gate is None else out * torch.sigmoid(self._gate(x).float()).to(out.dtype)
+        return out if self._gate is None else out * sigmoid(self._gate(x).float()).to(out.dtype)
 
     def bytes(self) -> int:
         """Bytes of the weights."""

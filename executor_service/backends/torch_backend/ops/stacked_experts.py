@@ -71,9 +71,17 @@ def route_corrected(
 
     Shares are multiplied by `scale` in the end. Source: DeepSeek-V3 (2024), without groups of experts.
     """
-    sigmoids = torch.sigmoid(logits.float())
+    sigmoids = sigmoid(logits.float())
     chosen = (sigmoids + correction).topk(count).indices.sort(-1).values
     shares = sigmoids.gather(-1, chosen)
     if renormalize:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
     return shares * scale, chosen
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + e^-x), with the same bits for a row whatever the other rows are.
+
+    On CPU `torch.sigmoid` gives an element other last bits by its place in the whole tensor.
+    """
+    return 1 / (1 + torch.exp(-x))
