@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline import aio
 from paceline.collector import Collector
@@ -89,9 +88,10 @@ class Run:
 class Bench:
     """An executor, one that drafts, and schedulers that live as long as their run."""
 
-    def __init__(self, directory: Path, model: Path, draft: Path, settings: dict[str, str], size: list[int]):
-        self._count, self._new = size
-        self.stack = Stack(directory)
+    def __init__(
+        self, stack: Stack, model: Path, draft: Path, settings: dict[str, str], *, count: int, new: int
+    ) -> None:
+        self.stack, self._count, self._new = stack, count, new
         self._flags = ["--backend", "torch", "--page-size", str(PAGE_SIZE)]
         own = [flag for name, value in settings.items() for flag in (f"--{name}", value)]
         self._serving = [*self._flags, "--model", str(model), *own]
@@ -264,13 +264,11 @@ def exact(
     only: Sequence[str] = (),
 ) -> bool:
     """All circumstances, or `only` some of them; whether all is well."""
-    bench: Any = None
+    stack = Stack(directory)
     try:
-        bench = Bench(directory, model, draft or model, settings, [count, new])
-        return asyncio.run(bench.run(only))
+        return asyncio.run(Bench(stack, model, draft or model, settings, count=count, new=new).run(only))
     finally:
-        if bench is not None:
-            bench.stack.kill()
+        stack.kill()
 
 
 def main() -> None:

@@ -417,9 +417,10 @@ async def test_a_stream_goes_on_at_another_scheduler_when_its_own_dies(tmp_path:
         addresses = [first.scheduler.address, second.scheduler.address]
         async with serving_door(*addresses) as door, first.client() as client:
             undisturbed = (await door.complete("Once", **fields)).json["choices"][0]["text"]
-            streams = [
-                asyncio.create_task(door.complete("Once", stream=True, **fields)) for _ in range(16)
+            asked = [
+                door.complete("Once", stream=True, **fields) for _ in range(16)
             ]  # more than one may have
+            streams = [asyncio.create_task(one) for one in asked]
 
             async def runs() -> bool:
                 return (await client.status()).running > 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.activation import Activation, sigmoid
 from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
 from executor_service.backends.torch_backend.model.experts import (
     EachExpert,
@@ -19,7 +19,6 @@ from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.stacked_experts import (
     route,
     route_corrected,
-    sigmoid,
     sum_experts,
 )
 

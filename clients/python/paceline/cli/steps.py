@@ -41,8 +41,9 @@ def steps(
 ) -> None:
     """Show what each step of the scheduler did, as it comes.
 
-    A file has StepLog messages of the contract, each after its size as a varint. It is written at the end,
-    also if that is Ctrl-C or the scheduler's. Others' requests are numbers, unless an administrator asks.
+    A file has StepLog messages of the contract, each after its size as a varint. It is written when the
+    recording ends, be it by Ctrl-C or by the scheduler's death. Others' requests are numbers, unless an
+    administrator asks.
     """
     if perfetto and output is None:
         fail("--perfetto needs -o FILE", 2)

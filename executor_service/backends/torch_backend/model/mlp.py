@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from executor_service.backends.torch_backend.files.architecture.activation import sigmoid
 from executor_service.backends.torch_backend.files.architecture.spec import MoeSpec
 from executor_service.backends.torch_backend.files.stored_names import CORRECTION, SHARED_EXPERT, SHARED_GATE
 from executor_service.backends.torch_backend.files.weights import Checkpoint
@@ -15,7 +16,7 @@ from executor_service.backends.torch_backend.model.norms import Norms
 from executor_service.backends.torch_backend.model.shard import Shard
 from executor_service.backends.torch_backend.ops.kernels import GatedLinear, Kernels, Linear
 from executor_service.backends.torch_backend.ops.low_rank import NO_CHANGES, LayerChanges
-from executor_service.backends.torch_backend.ops.stacked_experts import route_corrected, sigmoid
+from executor_service.backends.torch_backend.ops.stacked_experts import route_corrected
 
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """The shares and the experts of each token, by the router's logits; see `stacked_experts.route`."""

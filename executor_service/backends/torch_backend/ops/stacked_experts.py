@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.files.architecture.activation import Activation, sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,3 @@ def route_corrected(
     if renormalize:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
     return shares * scale, chosen
-
-
-def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + e^-x), with the same bits for a row whatever the other rows are.
-
-    On CPU `torch.sigmoid` gives an element other last bits by its place in the whole tensor.
-    """
-    return 1 / (1 + torch.exp(-x))

@@ -30,8 +30,12 @@ class Activation(IntEnum):
             return functional.gelu(gate, approximate="tanh") * up
         gate.clamp_(max=CLAMP)
         up.clamp_(-CLAMP, CLAMP)
-        # In a view of a wider buffer: in a contiguous one, the last numbers take another way through torch's
-        # sigmoid, by their place in the whole batch.
-        sigmoid = torch.empty_like(both).chunk(2, dim=-1)[0]
-        torch.mul(gate, SLOPE, out=sigmoid).sigmoid_()
-        return up.add_(1).mul_(gate).mul_(sigmoid).contiguous()
+        return up.add_(1).mul_(gate).mul_(sigmoid(SLOPE * gate)).contiguous()
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Of [..., columns], with the same bits for a row wherever in a batch it is."""
+    # In a view of a wider buffer: in a contiguous one, the last numbers take another way through torch's
+    # sigmoid, by their place in the whole batch.
+    columns = x.shape[-1]
+    return x.new_empty((*x.shape[:-1], columns + 1))[..., :columns].copy_(x).sigmoid_()

@@ -74,18 +74,11 @@ UNUSED_MIXERS = frozenset(
 )
 """Fields of Granite 4 about experts and layers without attention, also of models that have neither."""
 UNUSED_HUNYUAN = frozenset(
-    {
+    (
         *("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id", "text_end_id"),
-        *(
-            "eod_token_id",
-            "pad_id",
-            "org_vocab_size",
-            "cla_share_factor",
-            "class_num",
-            "dense_list",
-            "pool_type",
-        ),
-    }
+        *("eod_token_id", "pad_id", "org_vocab_size"),
+        *("cla_share_factor", "class_num", "dense_list", "pool_type"),
+    )
 )
 """Fields of HunYuan about images, classes and shared caches, also of models that have none, and token ids."""
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # tensors with several layers in one
