@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 
@@ -86,6 +86,7 @@ class Telemetry(Collector):
         self._has_vllm_names = has_vllm_names
         self._adapter_slots = 0
         self._snapshot: Snapshot | None = None
+        self.arriving: Callable[[], Mapping[WaitReason, int]] = dict  # not queued yet, by reason
         self._waiting: Mapping[WaitReason, int] = {}
         self._shares: dict[str, Share] = {}  # by label; as of the last `show`
         self.first_token_s = self._histogram("first_token_seconds", "Arrival to first token", _SECONDS)
@@ -162,7 +163,8 @@ class Telemetry(Collector):
 
         shares: of the identities served most. waiting: sequences by reason.
         """
-        self._snapshot, self._waiting, self._adapter_slots = snapshot, waiting, adapter_slots
+        self._snapshot, self._adapter_slots = snapshot, adapter_slots
+        self._waiting = {**self.arriving(), **waiting}
         shown = dict(self._shares)
         for share in shares:
             if share.identity in shown or len(shown) < MAX_IDENTITIES:
@@ -196,7 +198,9 @@ class Telemetry(Collector):
     def _by_reason(self, snapshot: Snapshot, waiting: Mapping[WaitReason, int]) -> Iterator[Metric]:
         """Waits by reason. Every reason has its series from the start, so that rates of it are defined."""
         count = GaugeMetricFamily(
-            f"{_PREFIX}_waiting_by_reason", "Sequences that wait, by reason", labels=["reason"]
+            f"{_PREFIX}_waiting_by_reason",
+            "Sequences that wait, and requests that are not queued yet, by reason",
+            labels=["reason"],
         )
         waited = CounterMetricFamily(
             f"{_PREFIX}_waited_seconds", "Seconds waited, by reason, when it ended", labels=["reason"]

@@ -43,6 +43,10 @@ class ArrivalQueue:
         self._quiet = 0  # of these, the last ones in which no call arrived
         self._is_watching = False
 
+    def __len__(self) -> int:
+        """Calls that wait for their turn."""
+        return sum(map(len, self._waiting.values()))
+
     async def turn(self, caller: str) -> bool:
         """Wait for a call's turn. Returns whether it had to wait, because its caller has sent many at once.
 

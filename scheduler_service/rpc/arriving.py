@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +38,11 @@ class ArrivingCall:
         """What it has waited for, and from when on."""
         return tuple(self._phases)
 
+    @property
+    def reason(self) -> WaitReason:
+        """What it waits for."""
+        return self._phases[-1][0]
+
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """A context manager: within the block its grammar is compiled."""
@@ -50,7 +56,6 @@ class ArrivingCall:
         ends = [*(began for _, began in self._phases[1:]), now]
         for (reason, began), ended in zip(self._phases, ends, strict=True):
             sums.add(reason, ended - began)
-        reason = self._phases[-1][0]
         return WaitReport(
             scoped_id(identity, request_id),
             identity,
@@ -58,8 +63,8 @@ class ArrivingCall:
             self.arrival,
             0.0,
             sums.times(),
-            reason=reason,
-            first_reason=reason,
+            reason=self.reason,
+            first_reason=self.reason,
             labels=labels,
         )
 
@@ -93,6 +98,10 @@ class ArrivingCalls:
     def known_ids(self) -> Iterable[str]:
         """The core's ids of the calls here."""
         return self._calls
+
+    def by_reason(self) -> Counter[WaitReason]:
+        """How many calls here wait for what. Looks at each once."""
+        return Counter(call.reason for call, *_ in self._calls.values())
 
     def why(self, request_id: str, identity: str) -> WaitReport | None:
         """The identity's call of this id; None if it has none here."""

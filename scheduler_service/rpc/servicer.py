@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceServicer
 from service_kit.credentials import Credentials
 from service_kit.identity import Identity
 
+from scheduler_service.core.waiting.reasons import WaitReason
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.link.executor import MAX_WARNINGS
 from scheduler_service.link.pool import Served
@@ -70,6 +72,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._arriving = ArrivingCalls()
         self._waiting = WaitingCalls(service.core, self._arriving)
         self._evaluations = Evaluations(service, credentials, self.refused, self._arriving)
+        self._metrics.arriving = self._arriving_by_reason
 
     async def Generate(  # type: ignore[override]  # writes, and so is no iterator
         self, request: pb.GenerateRequest, context: _Context
@@ -245,7 +248,14 @@ class SchedulerServicer(SchedulerServiceServicer):
             snapshot=service.core.snapshot(),
             rates=service.rates,
             fault=service.core.fault,
+            arriving=self._arriving_by_reason().total(),
         )
+
+    def _arriving_by_reason(self) -> Counter[WaitReason]:
+        """How many requests that are not queued yet wait for what."""
+        counts = self._arriving.by_reason()
+        counts[WaitReason.CALLERS_TURN] += len(self._arrivals)
+        return counts
 
     async def admit(self, context: _Context) -> None:
         """Wait until a call that would be queued may start: callers take turns.

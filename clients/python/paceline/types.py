@@ -322,6 +322,7 @@ class Status:
     degraded: str = ""  # in the state degraded: for what requests wait although it is there
     degraded_detail: str = ""  # likewise, for people
     waits: Mapping[str, int] = field(default_factory=dict, hash=False)  # microseconds, by reason
+    arriving: int = 0  # requests that are not queued yet: their caller's turn, tokenizing, a grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,7 @@ def service_status(
     snapshot: Snapshot,
     rates: Rates,
     fault: Fault | None = None,
+    arriving: int = 0,
 ) -> pb.GetStatusResponse:
     """Live counters and load figures."""
     counters = snapshot.counters
@@ -239,6 +240,7 @@ def service_status(
         running=snapshot.running,
         waiting=snapshot.waiting,
         waiting_tokens=snapshot.waiting_tokens,
+        arriving=arriving,
         ready_executors=ready_executors,
         requests=counters.requests,
         finished=counters.finished,

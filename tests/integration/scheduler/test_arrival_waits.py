@@ -119,6 +119,8 @@ async def test_a_prompt_that_becomes_tokens_waits_for_that(
     with held(stack.scheduler.pid) as holder:
         asked = asyncio.ensure_future(ask(client, name))
         so_far = await waits_for(client, name, "tokenizing", holder)
+        status = await client.status()
+        assert (status.arriving, status.waiting) == (1, 0)
     await asked
     waits = await ended(client, name)
     assert "becomes tokens" in so_far.explanation

@@ -17,6 +17,7 @@ from scheduler_service.core.wait_report import Phase, WaitReport
 from scheduler_service.core.waiting.reasons import OWN, WaitReason
 from scheduler_service.errors import ErrorReason
 from scheduler_service.rpc import arriving
+from scheduler_service.rpc.arrivals import AT_ONCE
 from scheduler_service.rpc.arriving import ArrivingCall, ArrivingCalls
 from scheduler_service.rpc.codec import explanation
 from scheduler_service.rpc.servicer import SchedulerServicer
@@ -259,8 +260,20 @@ async def test_a_call_that_is_not_queued_yet_is_found_and_what_it_waited_for_is_
         assert (found.phase, found.reason) == (pb.REQUEST_PHASE_ARRIVING, reason)
         times = {time.reason: time.us for time in found.queue_waits}
         assert times == {pb.WAIT_REASON_CALLERS_TURN: 3_000_000, reason: 5_000_000}
+    crowd = [asyncio.create_task(servicer.admit(CONTEXT)) for _ in range(AT_ONCE + 2)]
+    await asyncio.sleep(0)
+    told = {reason: 1, pb.WAIT_REASON_CALLERS_TURN: len(servicer._arrivals)}
+    assert told[pb.WAIT_REASON_CALLERS_TURN] >= 2  # beyond AT_ONCE
+    assert (await servicer.GetStatus(pb.GetStatusRequest(), CONTEXT)).arriving == sum(told.values())
+    service.metrics.show(service.core.snapshot(), (), service.core.waiting_by_reason())
+    for number, count in told.items():
+        labels = {"reason": WaitReason(number).name.lower()}
+        shown = service.metrics.registry.get_sample_value("paceline_scheduler_waiting_by_reason", labels)
+        assert shown == count
+    await asyncio.gather(*crowd)
     held.go.set()
     stream = await opening
+    assert (await servicer.GetStatus(pb.GetStatusRequest(), CONTEXT)).arriving == 0
     live = service.core._registry.get(stream.core_id)
     assert live is not None
     sums = dict(live.sequences[0].wait.queued.times())

@@ -111,9 +111,10 @@ def table(
         counters.add_column(overflow="fold")
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
     running = f"{status.running} of {status.seats}" if status.seats else f"{status.running}"
+    arriving = f", {status.arriving} arriving" if status.arriving else ""
     rows = [
         ("state", status.state, "up", duration(status.uptime_s)),
-        ("running", running, "waiting", f"{status.waiting} ({status.waiting_tokens} tokens)"),
+        ("running", running, "waiting", f"{status.waiting} ({status.waiting_tokens} tokens){arriving}"),
         ("requests", f"{status.requests}", "finished", f"{status.finished}"),
         ("cancelled", f"{status.cancelled}", "failed", f"{status.failed}"),
         ("refused", f"{status.refused}", "preempted", f"{status.preemptions}"),

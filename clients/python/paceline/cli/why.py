@@ -66,16 +66,17 @@ def why(
     ):
         ask = partial(client.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
         found = ask(None) if request_id is None else _of_id(ask, request_id)
-        waiting = client.status(timeout_s=_TIMEOUT_S).waiting if slow and not found.requests else 0
+        status = client.status(timeout_s=_TIMEOUT_S) if slow and not found.requests else None
     if as_json:
         for one in found.requests:
             typer.echo(json.dumps(dataclasses.asdict(one)))
     elif found.requests:
         _show_all(found, full=full or not slow)
     if request_id is not None and not found.requests:
-        fail(f"{request_id} is not known: it never came here, ended long ago, or is another identity's")
+        fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
     if not as_json and not found.requests:
-        others = f"; {waiting} sequences wait as predicted, or have just come" if waiting else ""
+        waiting = status.waiting + status.arriving if status else 0
+        others = f"; {waiting} wait as predicted, or have just come" if waiting else ""
         console.print(f"No request has waited for long{others}.", markup=False, soft_wrap=True)
 
 

@@ -3760,6 +3760,7 @@ class GetStatusResponse(_message.Message):
     DEGRADED_FIELD_NUMBER: _builtins.int
     DEGRADED_DETAIL_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    ARRIVING_FIELD_NUMBER: _builtins.int
     state: Global___SchedulerState.ValueType
     uptime_s: _builtins.float
     running: _builtins.int
@@ -3810,6 +3811,8 @@ class GetStatusResponse(_message.Message):
     """with DEGRADED: the reason that holds though its resource is there"""
     degraded_detail: _builtins.str
     """likewise, for people"""
+    arriving: _builtins.int
+    """requests that are not queued yet: their caller's turn, tokenizing, a grammar"""
     @_builtins.property
     def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitTime]:
         """of all requests since the start; empty without CAPABILITY_WAIT_REASONS"""
@@ -3849,10 +3852,11 @@ class GetStatusResponse(_message.Message):
         degraded: Global___WaitReason.ValueType = ...,
         degraded_detail: _builtins.str = ...,
         waits: _abc.Iterable[Global___WaitTime] | None = ...,
+        arriving: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "available_pages", b"available_pages", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "completion_tokens_per_s", b"completion_tokens_per_s", "degraded", b"degraded", "degraded_detail", b"degraded_detail", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "failed", b"failed", "finished", b"finished", "page_size", b"page_size", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "ready_executors", b"ready_executors", "refused", b"refused", "requests", b"requests", "running", b"running", "seats", b"seats", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages", "uncomputed_tokens", b"uncomputed_tokens", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "arriving", b"arriving", "available_pages", b"available_pages", "batch_rows", b"batch_rows", "cached_tokens", b"cached_tokens", "cancelled", b"cancelled", "completion_tokens", b"completion_tokens", "completion_tokens_per_s", b"completion_tokens_per_s", "degraded", b"degraded", "degraded_detail", b"degraded_detail", "draft_step_ms", b"draft_step_ms", "drafted_tokens", b"drafted_tokens", "failed", b"failed", "finished", b"finished", "page_size", b"page_size", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "ready_executors", b"ready_executors", "refused", b"refused", "requests", b"requests", "running", b"running", "seats", b"seats", "state", b"state", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages", "uncomputed_tokens", b"uncomputed_tokens", "uptime_s", b"uptime_s", "verifications", b"verifications", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -562,6 +562,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       optional :degraded, :enum, 30, "paceline.scheduler.v1.WaitReason"
       optional :degraded_detail, :string, 31
       repeated :waits, :message, 32, "paceline.scheduler.v1.WaitTime"
+      optional :arriving, :uint32, 33
     end
     add_enum "paceline.scheduler.v1.ErrorReason" do
       value :ERROR_REASON_UNSPECIFIED, 0
