@@ -247,3 +247,42 @@ def test_the_openai_apis_port_has_it_for_a_key_that_is_asked_for(driver: Any, tm
             page.check()
         finally:
             door.kill()
+
+
+def test_another_scheduler_is_chosen_and_shown_in_place_of_the_first(driver: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with oracle_stack(tmp_path / "a") as first, oracle_stack(tmp_path / "b") as second:
+        addresses = [one.scheduler.address for one in (first, second)]
+        for number, address in enumerate(addresses, start=1):
+            with Client(address) as client:
+                for part in range(number):
+                    client.complete("Hello", max_tokens=9, request_id=f"of-{number}-{part}")
+        options = [word for address in addresses for word in ("--scheduler", address)]
+        door = ServiceProcess("paceline_openai", options, tmp_path / "door")
+        try:
+            driver.set_window_size(*PHONE)
+            page = Timeline(driver, f"http://{door.address}/timeline/")
+            for address, streams in ((addresses[1], 2), (addresses[0], 1)):
+                page.driver.find_element(
+                    "css selector", f"#of option[value='{value(page, address)}']"
+                ).click()
+                page.until(f"return / {streams} of {streams} streams/.test({SUMMARY})")
+                assert page.text("#source") == address
+            width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.run(f"return {width}") == 0
+            page.search("of-1-0")
+            page.until("return /Before its first step/.test(document.getElementById('why').textContent)")
+            page.check()
+        finally:
+            door.kill()
+            driver.set_window_size(1400, 900)
+
+
+SUMMARY = "document.getElementById('summary').textContent"
+
+
+def value(page: Timeline, name: str) -> str:
+    """Of the choice with this name."""
+    found = f"[...document.getElementById('of').options].find((one) => one.text === {name!r}).value"
+    return str(page.run(f"return {found}"))

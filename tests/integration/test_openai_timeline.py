@@ -81,6 +81,30 @@ async def test_steps_go_on_where_the_last_answer_ended_and_begin_anew_after_a_re
     assert (ahead["next"], ahead["parts"], ahead["error"]) == (0, [], "")
 
 
+async def test_of_several_schedulers_the_page_chooses_one(served: tuple[Stack, Door], tmp_path: Path) -> None:
+    first, _ = served
+    (tmp_path / "second").mkdir()
+    options = ("--tokens-file", str(tmp_path / "tokens.yaml"))
+    with oracle_stack(tmp_path / "second", scheduler=options) as second:
+        addresses = [one.scheduler.address for one in (first, second)]
+        async with serving_door(*addresses) as both, serving_door(addresses[1]) as one:
+            await complete(one, "alice", "there")
+            about = {key: (await both.ask("/timeline/about", key=key)).json for key in ("alice", "boss")}
+            values, shown = zip(*about["boss"]["choices"], strict=True)
+            assert (about["boss"]["source"], list(shown)) == (addresses[0], addresses)
+            assert about["alice"]["choices"] == [[values[0], "scheduler 1"], [values[1], "scheduler 2"]]
+
+            async def seen(of: str) -> set[tuple[str, str]]:
+                asked = urlencode({"after": 0, "of": of})
+                return names((await both.ask(f"/timeline/steps?{asked}", key="alice")).json)
+
+            assert [await seen(of) for of in ("", *values)] == [set(), set(), {("there", "")}]
+            for wrong in ("scheduler:127.0.0.1:1", addresses[1], "model:\n", "model:" + "x" * 200):
+                asked = urlencode({"after": 0, "of": wrong})
+                assert (await both.ask(f"/timeline/steps?{asked}", key="alice")).status == 404
+    assert (await served[1].ask("/timeline/about", key="boss")).json["choices"] == []
+
+
 async def test_many_pages_at_once_are_answered_or_told_to_wait(served: tuple[Stack, Door]) -> None:
     _, door = served
     await complete(door, "alice", "one")

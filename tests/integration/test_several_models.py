@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import grpc
 import paceline
@@ -16,6 +17,7 @@ from paceline.channel import Link, open_channel
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from tests.support.openai_door import serving_door
 from tests.support.serve import Serve, gone, run, serving
 
 SIZES = {"a": 257, "team/b": 300, "c:1": 400}
@@ -100,6 +102,25 @@ def test_ten_thousand_unknown_names_leave_the_models_answers_as_they_were(servic
                 calls.clear()
     with paceline.Client(service.address) as client:
         assert client.complete("x", model="c:1", max_tokens=2).token_ids
+
+
+async def test_the_timeline_at_the_openai_apis_port_is_of_the_model_that_the_page_chooses(
+    service: Serve,
+) -> None:
+    async with serving_door(service.address) as door:
+        asked = {"model": "c:1", "prompt": "words", "max_tokens": 2}
+        answer = await door.ask("/v1/completions", asked)
+        assert answer.status == 200, answer.body
+        about = (await door.ask("/timeline/about")).json
+        assert (about["source"], [name for _, name in about["choices"]]) == ("a", list(SIZES))
+        for of, name in about["choices"]:
+            steps = (await door.ask(f"/timeline/steps?{urlencode({'after': 0, 'of': of})}")).json
+            ids = [one for part in steps["parts"] for _, one, _ in part["names"]]
+            assert (answer.json["id"] in ids) == (name == "c:1")
+            why = await door.ask(f"/timeline/why?{urlencode({'id': answer.json['id'], 'of': of})}")
+            assert why.json["text"].startswith("Ended") == (name == "c:1")
+        gone = (await door.ask("/timeline/steps?after=0&of=model:nobody")).json
+        assert "'nobody' is not served" in gone["error"]
 
 
 def test_metadata_names_the_model_of_calls_that_have_no_field_for_it(service: Serve) -> None:

@@ -368,13 +368,19 @@ class Client(Administration):
         )
 
     def step_logs(
-        self, *, first_step: int = 0, last_s: float = 0.0, timeout_s: float | None = None
+        self,
+        *,
+        first_step: int = 0,
+        last_s: float = 0.0,
+        address: str = "",
+        timeout_s: float | None = None,
     ) -> Iterator[pb.StepLog]:
         """The messages of the contract that `steps` is made of, each of several steps.
 
         first_step: where they begin, instead of `last_s` seconds ago; InvalidRequest if there are fewer.
+        address: whose steps: one of `addresses`; "": the first one's.
         """
         request = requests.steps_request(last_s, first_step)
         return self._schedulers.stream(
-            lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: (reply.log,)
+            lambda one: one.scheduler.WatchSteps, request, timeout_s, lambda reply: (reply.log,), address
         )

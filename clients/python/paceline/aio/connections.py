@@ -382,13 +382,13 @@ class SchedulerConnections:
         request: _Request,
         timeout_s: float | None,
         parts: Callable[[_Reply], Iterable[_Part]],
+        address: str = "",
     ) -> AsyncIterator[_Part]:
-        """The parts of a stream's replies, of the first address. Raises `paceline.errors`.
-
-        Closing the iterator ends the call.
-        """
-        with self._at(self.addresses[:1]) as [endpoint]:
-            replies = Replies(method(endpoint)(request, timeout=timeout_s, metadata=self.metadata))
+        """The parts of replies of one address, or the first, until it is closed. Raises `paceline.errors`."""
+        with self._at([address or self.addresses[0]]) as found:
+            if not found:
+                raise errors.NotFound(f"no scheduler is known at {address}")
+            replies = Replies(method(found[0])(request, timeout=timeout_s, metadata=self.metadata))
             try:
                 while (reply := await replies.read()) is not None:
                     for part in parts(reply):

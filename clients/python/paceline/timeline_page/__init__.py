@@ -2,15 +2,17 @@
 
 `paceline timeline --web` and the OpenAI API's process serve it, each below a path of its own, with:
 
-    about               what it is of, and the names of the numbers in the log
+    about               what it is of, and may be of, and the names of the numbers in the log
     steps?after=NUMBER  what of the log is new since the answer that had this number as `next`; 0: all
     why?id=ID           what the scheduler says of a request; with `identity`, of another's
+
+All have `of`: the value of one of the `choices` in `about`, or "".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -46,11 +48,14 @@ def file(name: str) -> bytes:
     return files(__name__).joinpath(name).read_bytes()
 
 
-def about(source: str, *, live: bool) -> bytes:
-    """The answer to `about`. source: what the page calls it. live: more steps come, and `why` is answered."""
+def about(source: str, *, live: bool, choices: Sequence[tuple[str, str]] = ()) -> bytes:
+    """The answer to `about`. source: what the page calls it. live: more steps come, and `why` is answered.
+
+    choices: what it may be of, if there are several: values of `of`, each with its name.
+    """
     kinds, reasons = pb.StepEventKind, pb.WaitReason
     names = {"kinds": _names(kinds, "STEP_EVENT_KIND_"), "reasons": _names(reasons, "WAIT_REASON_")}
-    return json.dumps({"source": source, "live": live, **names}).encode()
+    return json.dumps({"source": source, "live": live, "choices": choices, **names}).encode()
 
 
 def part(log: pb.StepLog) -> bytes:

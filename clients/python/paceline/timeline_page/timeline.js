@@ -9,11 +9,15 @@ const POLL_MS = 500;
 const MIN_US = 1000;
 const find = (id) => document.getElementById(id);
 const scroller = find("scroller"), picture = new Picture(find("rows"), find("lanes"));
-let log, seen = [], chosen = null, about = {}, next = 0, waiting = false, broken = false;
+let log, seen = [], chosen = null, about = {}, of = "", next = 0, waiting = false, broken = false;
 
 async function load() {
   about = await ask("about");
   find("source").textContent = about.source;
+  const options = about.choices.map(([value, name]) => new Option(name, value, false, name === about.source));
+  find("of").replaceChildren(...options);
+  find("of").hidden = !options.length;
+  of = find("of").value;
   find("follow-label").hidden = !about.live;
   find("follow").checked = about.live;
   log = new Log(about.kinds, about.reasons);
@@ -27,7 +31,8 @@ async function read() {
   if (waiting) return; // one at a time
   waiting = true;
   try {
-    const after = next, found = await ask(`steps?after=${after}`);
+    const after = next, asked = of, found = await ask(`steps?${new URLSearchParams({ after, of })}`);
+    if (asked !== of) return; // another one was chosen meanwhile
     next = found.next;
     if (!after && found.parts.length) log = new Log(about.kinds, about.reasons);
     for (const part of found.parts) log.add(part);
@@ -39,6 +44,15 @@ async function read() {
   } finally {
     waiting = false;
   }
+}
+
+function chooseSource() {
+  of = find("of").value;
+  find("source").textContent = find("of").selectedOptions[0].text;
+  find("why").replaceChildren();
+  find("error").hidden = true;
+  [next, chosen, log] = [0, null, new Log(about.kinds, about.reasons)];
+  draw();
 }
 
 function fail(error) {
@@ -118,7 +132,7 @@ function drawLegend() {
 function choose(row) {
   const began = performance.now();
   chosen = row;
-  showRequest(find("why"), log, row, about.live);
+  showRequest(find("why"), log, row, about.live, of);
   find("why").dataset.answeredMs = performance.now() - began;
   draw();
 }
@@ -158,6 +172,7 @@ find("search").addEventListener("submit", (event) => {
   choose(row);
   requestAnimationFrame(() => { scroller.scrollTop = Math.max(0, place); }); // when the list has its length
 });
+find("of").addEventListener("change", chooseSource);
 find("all").addEventListener("click", () => showAll());
 find("in").addEventListener("click", () => zoom(0.5));
 find("out").addEventListener("click", () => zoom(2));

@@ -10,7 +10,7 @@ const seconds = (us) => us < 1e6 ? `${(us / 1000).toPrecision(3)} ms` : `${(us /
 const clock = (us) => `${new Date(us / 1000).toLocaleTimeString([], { hour12: false })}.${
   String(Math.floor(us / 1000) % 1000).padStart(3, "0")}`;
 
-export function showRequest(where, log, row, live) {
+export function showRequest(where, log, row, live, of) {
   const stages = log.stages(row).map(([doing, from, to]) => {
     const reasons = doing !== "waits" && doing !== "again" ? "" : log.blockedBy(from, to)
       .map(([reason, us]) => `${log.reasonNames[reason]} ${seconds(us)}`).join(", ");
@@ -28,12 +28,12 @@ export function showRequest(where, log, row, live) {
     ].filter(Boolean).join(", ")),
     table(["at", "it", "for", "the first in turn lacked"], stages),
   );
-  if (live && !row.id.startsWith("#")) explain(where, row);
+  if (live && !row.id.startsWith("#")) explain(where, row, of);
 }
 
 // The scheduler's own answer, which knows the request's reasons, not only those of the first in turn.
-async function explain(where, row) {
-  const asked = new URLSearchParams({ id: row.id, identity: row.identity });
+async function explain(where, row, of) {
+  const asked = new URLSearchParams({ id: row.id, identity: row.identity, of });
   const answer = element("p", "…");
   where.append(element("h2", "The scheduler says"), answer);
   try {
