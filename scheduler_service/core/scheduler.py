@@ -372,7 +372,7 @@ class StepScheduler:
         A token that ends a completion is in `Tokens.ids`, counts as a completion token, and is
         `CompletionEnded.matched_id`: front ends leave it out of the text.
         """
-        step, took = self._target.answer(result, now)
+        step, began_at, took = self._target.answer(result, now)
         self._waits.now = now
         rows = len(result.rows)
         self._counters.steps += 1
@@ -394,6 +394,7 @@ class StepScheduler:
         if Shortage.SLOTS in short:
             self._target.was_short_of_slots(now)
         pool, accepted = self._pool, self._counters.accepted_tokens - accepted
-        pool.log.answered(step.figures, took, accepted, len(pool.running), len(pool.queue) + pool.held)
+        waiting = len(pool.queue) + pool.held
+        pool.log.answered(step.figures, began_at, took, accepted, len(pool.running), waiting)
         earlier = self._expiry.take()
         return earlier + events if earlier else events

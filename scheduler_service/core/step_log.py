@@ -102,7 +102,7 @@ class _Block:
     """Steps, and the events before each; of the last one also those since."""
 
     first_step: int
-    began_at: float = 0.0  # when its first step was sent
+    began_at: float = 0.0  # when its first step began
     # In microseconds since then. Wider than the others: a pause may be longer than 71 minutes.
     started: array[int] = field(default_factory=lambda: array("Q"))
     figures: array[int] = field(default_factory=lambda: array("I"))  # the other COLUMNS, step by step
@@ -115,7 +115,7 @@ class _Block:
 
     @property
     def ended_at(self) -> float:
-        """When its last step was sent."""
+        """When its last step began."""
         return self.began_at + self.started[-1] / 1e6
 
     @property
@@ -183,14 +183,19 @@ class StepLog:
                 self.note(StepEvent[reason.name], live, 0, _us(seconds))
         self.note(StepEvent.QUEUED, live, 0, live.request.input_tokens)
 
-    def answered(self, step: StepFigures, taken_s: float, accepted: int, running: int, waiting: int) -> None:
-        """A step was answered. running, waiting: sequences, afterwards."""
+    def answered(
+        self, step: StepFigures, began_at: float, taken_s: float, accepted: int, running: int, waiting: int
+    ) -> None:
+        """A step was answered. running, waiting: sequences, afterwards.
+
+        began_at: when it was sent, or the step before was answered, if that was later: steps do not overlap.
+        """
         block = self._blocks[-1]
         if not block.started:
-            block.began_at = step.sent_at
-            self._forget(step.sent_at)
+            block.began_at = began_at
+            self._forget(began_at)
         events = len(block.events.kinds)
-        block.started.append(_long_us(step.sent_at - block.began_at))
+        block.started.append(_long_us(began_at - block.began_at))
         block.figures.extend(
             (
                 _us(step.planned_s),
@@ -221,7 +226,7 @@ class StepLog:
             self._closed_bytes -= blocks.popleft().size
 
     def since(self, at: float) -> int:
-        """Number of the first kept step that was sent at `at` or later; `end` if there is none."""
+        """Number of the first kept step that began at `at` or later; `end` if there is none."""
         for block in self._blocks:
             if block.started and block.ended_at >= at:
                 return block.first_step + bisect_left(block.started, _long_us(at - block.began_at))

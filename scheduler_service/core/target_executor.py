@@ -94,19 +94,19 @@ class TargetExecutor:
             return None
         return min((at for at in (self._retry_at, self._slots_retry_at) if at > now), default=None)
 
-    def answer(self, result: StepAnswer, now: float) -> tuple[SentStep, float]:
-        """Take the answer to the oldest step in flight: that step, and the seconds that it took.
+    def answer(self, result: StepAnswer, now: float) -> tuple[SentStep, float, float]:
+        """Take the answer to the oldest step in flight: that step, when it began, and the seconds it took.
 
-        A step that was sent while another one was computed counts from the answer to that one. Raises
+        A step that was sent while another one was computed begins with the answer to that one. Raises
         UnknownStep, and has changed nothing then.
         """
         step = self.in_flight.take(result, self.limits.page_size if self.limits else 1)
         self.free_pages, self.evictable_pages = result.free_pages, result.evictable_pages
         weight = _SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.compute_s - self._step_s)
-        took = now - max(step.figures.sent_at, self._answered_at)
+        began_at = max(step.figures.sent_at, self._answered_at)
         self._answered_at = now
-        return step, took
+        return step, began_at, now - began_at
 
     def check_integrity(self, running: SequenceQueue) -> None:
         """Compare the steps in flight with the running sequences. Raises AssertionError."""

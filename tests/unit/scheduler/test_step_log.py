@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core import step_log
+from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.events import Failure
 from scheduler_service.core.step_log import FAILURES, StepEvent, StepFigures, StepLog
 from scheduler_service.core.waiting.reasons import WaitReason
@@ -46,6 +47,25 @@ def test_a_step_has_its_rows_tokens_times_and_why_no_further_sequence_was_admitt
         ("ADMITTED", "b", 0, 0),
         ("ENDED", "b", 0, 1),
     ]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_step_ends_in_the_log_when_it_was_answered_however_many_are_in_flight(depth: int) -> None:
+    harness = Harness(FakeExecutor(CAPACITY), CoreConfig(max_in_flight=depth))
+    for name in "abc":
+        harness.add(make_request(name, range(20), max_tokens=9))
+    answered = []
+    for number in range(20):
+        while harness.plan() is not None:
+            pass
+        if harness.unanswered:
+            harness.now += number % 4  # paces differ
+            harness.answer()
+            answered.append(harness.now)
+    log, [part] = harness.core.log, log_parts(harness.core.log)
+    both = zip(column(log, "started_us"), column(log, "taken_us"), strict=True)
+    ends = [part.started_at + (began + took) / 1e6 for began, took in both]
+    assert ends == pytest.approx(answered, abs=1e-5)
 
 
 def test_what_a_request_waited_for_before_it_was_queued_is_noted_unless_it_was_less_than_a_millisecond() -> (
@@ -99,7 +119,7 @@ def filled(steps: int, events_a_step: int = 0) -> StepLog:
     for step in range(steps):
         for _ in range(events_a_step):
             log.note(StepEvent.QUEUED, live, 0, 1)
-        log.answered(StepFigures(float(step), 0.0, 5, WaitReason.NONE), 0.5, 0, 0, 0)
+        log.answered(StepFigures(0.0, 0.0, 5, WaitReason.NONE), float(step), 0.5, 0, 0, 0)
     return log
 
 
