@@ -163,6 +163,10 @@ async def test_wrong_bounds_are_refused_and_readers_are_counted(
     with raises(ErrorReason.WATCHERS):
         await watched(calls, MINE, max_steps=1)
     assert await watched(calls, THEIRS, max_steps=1)
+    monkeypatch.setattr(step_calls, "MAX_READERS", 1)
+    with raises(ErrorReason.WATCHERS):
+        await watched(calls, THEIRS, max_steps=1)
+    assert await watched(calls, ADMIN, max_steps=1), "others lock no administrator out"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
