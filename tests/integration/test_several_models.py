@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -121,6 +122,22 @@ async def test_the_timeline_at_the_openai_apis_port_is_of_the_model_that_the_pag
             assert why.json["text"].startswith("Ended") == (name == "c:1")
         gone = (await door.ask("/timeline/steps?after=0&of=model:nobody")).json
         assert "'nobody' is not served" in gone["error"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--model", "c:1"]])
+def test_why_finds_a_request_at_whichever_model_it_is(service: Serve, flags: list[str]) -> None:
+    name = f"of-the-third-{len(flags)}"
+    with paceline.Client(service.address) as client:
+        client.complete("x", model="c:1", max_tokens=2, request_id=name)
+    shown = run("why", name, "--address", service.address, *flags)
+    assert shown.returncode == 0, shown.stderr
+    assert ("Model c:1:" in shown.stdout) == (not flags)
+    assert "Ended" in shown.stdout
+    told = json.loads(run("why", name, "--json", "--address", service.address, *flags).stdout)
+    assert (told["request_id"], told.get("model")) == (name, None if flags else "c:1")
+    other = run("why", name, "--address", service.address, "--model", "a")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "No request has waited" in run("why", "--slow", "--address", service.address, *flags).stdout
 
 
 def test_metadata_names_the_model_of_calls_that_have_no_field_for_it(service: Serve) -> None:

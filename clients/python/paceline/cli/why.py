@@ -15,6 +15,7 @@ from rich.markup import escape
 from paceline import errors
 from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
 from paceline.client import Client
+from paceline.failover import MODEL_KEY
 from paceline.types import RequestWait, Waits
 
 _TIMEOUT_S = 10.0
@@ -64,20 +65,39 @@ def why(
             address, security=security(context), failover_timeout_s=0, directory="off", model=model
         ) as client,
     ):
-        ask = partial(client.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
-        found = ask(None) if request_id is None else _of_id(ask, request_id)
-        status = client.status(timeout_s=_TIMEOUT_S) if slow and not found.requests else None
-    if as_json:
-        for one in found.requests:
-            typer.echo(json.dumps(dataclasses.asdict(one)))
-    elif found.requests:
-        _show_all(found, full=full or not slow)
-    if request_id is not None and not found.requests:
+        answers, waiting = dict[str, Waits](), 0
+        for name, view in _by_model(client, model).items():
+            ask = partial(view.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
+            answers[name] = found = ask(None) if request_id is None else _of_id(ask, request_id)
+            if slow and not found.requests:
+                status = view.status(timeout_s=_TIMEOUT_S)
+                waiting += status.waiting + status.arriving
+    for name, found in answers.items():
+        if as_json:
+            for one in found.requests:
+                typer.echo(json.dumps(dataclasses.asdict(one) | ({"model": name} if name else {})))
+        elif found.requests:
+            if name:
+                console.print(f"Model {name}:", markup=False, highlight=False, soft_wrap=True)
+            _show_all(found, full=full or not slow)
+    is_known = any(found.requests for found in answers.values())
+    if request_id is not None and not is_known:
         fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
-    if not as_json and not found.requests:
-        waiting = status.waiting + status.arriving if status else 0
+    if not as_json and not is_known:
         others = f"; {waiting} wait as predicted, or have just come" if waiting else ""
         console.print(f"No request has waited for long{others}.", markup=False, soft_wrap=True)
+
+
+def _by_model(client: Client, model: str) -> dict[str, Client]:
+    """What asks each model of an address that has several, if none was named; else the client, by ""."""
+    models: dict[str, str] = {}
+    if not model:
+        with suppress(errors.RetryLater):  # it is loading
+            models = client.models(timeout_s=_TIMEOUT_S)
+    if len(models) < 2:
+        return {"": client}
+    there = [name for name, state in models.items() if state in ("serving", "draining")]
+    return {name: client.view(metadata={MODEL_KEY: name}) for name in there}
 
 
 def _of_id(ask: Callable[[str], Waits], request_id: str) -> Waits:
