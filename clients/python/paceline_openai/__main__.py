@@ -89,7 +89,7 @@ async def _run(given: Settings, tell_losses: Callable[[Callable[[int], object]],
     # Only given schedulers are asked whether they refuse strangers: beyond loopback no others are used.
     directory: DirectoryUse = "safe" if local else "off"
     async with Client(
-        given.schedulers, security=security, directory=directory, extra_streams=EXTRA_STREAMS
+        given.scheduler, security=security, directory=directory, extra_streams=EXTRA_STREAMS
     ) as client:
         app = Gateway(
             client, given.bounds, model_name=given.model_name, origins=given.cors_origin, local=local
@@ -98,8 +98,8 @@ async def _run(given: Settings, tell_losses: Callable[[Callable[[int], object]],
         server = Server(app, given.bounds, given.tls_cert, given.tls_key)
         watching: set[asyncio.Task[None]] = set()
         if not local:
-            await _until_closed(given.schedulers, security, shutdown.drain)
-            watching |= {asyncio.create_task(_stay_closed(one, security)) for one in given.schedulers}
+            await _until_closed(given.scheduler, security, shutdown.drain)
+            watching |= {asyncio.create_task(_stay_closed(one, security)) for one in given.scheduler}
         if given.local_socket is not None:
             await server.listen_locally(given.local_socket)
         port = await server.listen(given.host, given.port)

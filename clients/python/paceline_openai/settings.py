@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,46 +27,60 @@ class Bounds:
     stall_timeout_s: float = 30.0  # a client that reads nothing of its answer
 
 
+def _flag(about: str, **kind: Any) -> dict[str, Any]:
+    """The flag of a setting, for argparse: the help, and what is not a text."""
+    return {"help": about, **kind}
+
+
+def _switch(about: str) -> dict[str, Any]:
+    return _flag(about, action="store_true")
+
+
+def _file(about: str) -> dict[str, Any]:
+    return _flag(about, type=Path)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One gateway process. `schedulers`: their addresses."""
+    """One gateway process. Those with a note have a flag."""
 
-    schedulers: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 0
-    port_file: Path | None = None
-    local_socket: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    scheduler_ca: Path | None = None
-    scheduler_cert: Path | None = None
-    scheduler_key: Path | None = None
-    insecure: bool = False
-    until_stdin_ends: bool = False
-    otel: bool = False
-    model_name: str = ""  # what clients may call the model, and see as its name; "": its own name
-    cors_origin: tuple[str, ...] = ()  # origins of pages that may call; "*": all
-    log_level: str = "warning"
-    log_format: str = "auto"
+    scheduler: Annotated[
+        tuple[str, ...],
+        _flag("address of a scheduler; several serve the same model",
+              action="append", required=True, metavar="ADDRESS"),
+    ]  # fmt: skip
+    host: Annotated[
+        str,
+        _flag("address to listen on; beyond loopback with TLS or --insecure, and tokens at the schedulers"),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, _flag("port to listen on; 0: any free one. Several processes may share it", type=int)
+    ] = 0
+    port_file: Annotated[Path | None, _file("write the port here once listening")] = None
+    local_socket: Annotated[Path | None, _file("listen on this Unix socket too, in plaintext")] = None
+    tls_cert: Annotated[Path | None, _file("PEM certificate chain; read again when the file changes")] = None
+    tls_key: Annotated[Path | None, _file("its PEM key")] = None
+    scheduler_ca: Annotated[
+        Path | None, _file("authority of the schedulers' certificates; turns TLS to them on")
+    ] = None
+    scheduler_cert: Annotated[Path | None, _file("this gateway's own certificate for them")] = None
+    scheduler_key: Annotated[Path | None, _file("the key of that certificate")] = None
+    model_name: Annotated[
+        str, _flag("what clients may call the model, and see as its name; default: its own name")
+    ] = ""
+    cors_origin: Annotated[
+        tuple[str, ...], _flag("origin of web pages that may call; * for all; repeatable", action="append")
+    ] = ()
+    log_level: Annotated[
+        str, _flag("lowest severity that is logged", choices=("debug", "info", "warning", "error"))
+    ] = "warning"
+    log_format: Annotated[
+        str, _flag("auto: console on a terminal, else json", choices=("auto", "json", "console"))
+    ] = "auto"
+    insecure: Annotated[bool, _switch("allow plaintext beyond loopback")] = False
+    until_stdin_ends: Annotated[bool, _switch("end when standard input ends")] = False
+    otel: Annotated[bool, _switch("send spans by OTLP over gRPC, as OTEL_* say")] = False
     bounds: Bounds = Bounds()
-
-
-_HELP = {
-    "scheduler": "address of a scheduler; several serve the same model",
-    "host": "address to listen on; beyond loopback with TLS or --insecure, and tokens at the schedulers",
-    "port": "port to listen on; 0: any free one. Several processes may share it",
-    "port_file": "write the port here once listening",
-    "local_socket": "listen on this Unix socket too, in plaintext",
-    "tls_cert": "PEM certificate chain; read again when the file changes",
-    "tls_key": "its PEM key",
-    "scheduler_ca": "authority of the schedulers' certificates; turns TLS to them on",
-    "scheduler_cert": "this gateway's own certificate for them",
-    "scheduler_key": "the key of that certificate",
-    "model_name": "what clients may call the model, and see as its name; default: its own name",
-    "cors_origin": "origin of web pages that may call; * for all; repeatable",
-    "log_level": "debug, info, warning or error",
-    "log_format": "auto, json or console",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,63 +89,37 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of a gateway process."""
+    """The command line of a gateway process. A flag that is not given is not there."""
     found = _Parser(
         prog="python -m paceline_openai",
         description="The OpenAI API, by calls of schedulers.",
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
-    found.add_argument(
-        "--scheduler", action="append", required=True, metavar="ADDRESS", help=_HELP["scheduler"]
-    )
-    found.add_argument("--host", default="127.0.0.1", help=_HELP["host"])
-    found.add_argument("--port", type=int, default=0, help=_HELP["port"])
-    for name in (
-        "port_file",
-        "local_socket",
-        "tls_cert",
-        "tls_key",
-        "scheduler_ca",
-        "scheduler_cert",
-        "scheduler_key",
-    ):
-        found.add_argument(_flag(name), type=Path, help=_HELP[name])
-    found.add_argument("--model-name", default="", help=_HELP["model_name"])
-    found.add_argument("--cors-origin", action="append", default=[], help=_HELP["cors_origin"])
-    found.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
-    found.add_argument("--log-format", choices=("auto", "json", "console"), default="auto")
-    found.add_argument("--insecure", action="store_true", help="allow plaintext beyond loopback")
-    found.add_argument("--until-stdin-ends", action="store_true", help="end when standard input ends")
-    found.add_argument("--otel", action="store_true", help="send spans by OTLP over gRPC, as OTEL_* say")
-    for field in fields(Bounds):
-        found.add_argument(
-            _flag(field.name),
-            type=type(field.default),
-            default=field.default,
-            help=f"default {field.default}",
-        )
+    for name, kind in get_type_hints(Settings, include_extras=True).items():
+        for flag in getattr(kind, "__metadata__", ()):
+            found.add_argument(_name(name), **flag)
+    for one in fields(Bounds):
+        found.add_argument(_name(one.name), type=type(one.default), help=f"default {one.default}")
     return found
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
     """The settings of a command line. Raises ValueError for one that is wrong."""
     reading = parser()
-    given: dict[str, Any] = vars(reading.parse_args(arguments))
-    bounds = {field.name: given.pop(field.name) for field in fields(Bounds)}
+    given = vars(reading.parse_args(arguments))
+    bounds = {one.name: given.pop(one.name) for one in fields(Bounds) if one.name in given}
     for name, value in bounds.items():
-        if value <= 0:
-            reading.error(f"{_flag(name)}: expected more than 0, got {value}")
-    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        if not value > 0:
+            reading.error(f"{_name(name)}: expected more than 0, got {value}")
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    found = Settings(**given | lists, bounds=Bounds(**bounds))
+    if (found.tls_cert is None) != (found.tls_key is None):
         reading.error("--tls-cert and --tls-key go together")
-    if not 0 <= given["port"] <= 65535:
-        reading.error(f"--port: expected 0 to 65535, got {given['port']}")
-    return Settings(
-        schedulers=tuple(given.pop("scheduler")),
-        cors_origin=tuple(given.pop("cors_origin")),
-        bounds=Bounds(**bounds),
-        **given,
-    )
+    if not 0 <= found.port <= 65535:
+        reading.error(f"--port: expected 0 to 65535, got {found.port}")
+    return found
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _name(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
