@@ -299,7 +299,7 @@ async def test_status_shows_what_the_model_can_do(served: Served) -> None:
 
 
 async def test_steps_shows_a_line_a_step_and_how_many_were_lost(served: Served) -> None:
-    head, lost, first, second = (await invoked("steps", "-a", served.address)).stdout.splitlines()
+    head, lost, first, second = (await invoked("steps", served.address)).stdout.splitlines()
     assert lost == "3 steps lost: this reader was too slow"
     assert first.split()[1:] == ["7", *("4.0", "4.0"), *("1", "0", "0"), *("9", "8", "1", "1"), "pages"]
     assert second.split()[1:] == ["8", *("3.0", "4.0"), *("0", "2", "0"), *("2", "6", "1", "1")]

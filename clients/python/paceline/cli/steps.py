@@ -14,7 +14,16 @@ from google.protobuf.proto import serialize_length_prefixed
 
 from paceline import errors
 from paceline.channel import Security
-from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    Address,
+    OfModel,
+    check_address,
+    console,
+    fail,
+    one_line_errors,
+    security,
+)
 from paceline.cli.step_trace import trace
 from paceline.client import Client
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -25,6 +34,12 @@ _HEAD = "time          step   ms  (predicted)  prompt decode verify  tokens  pag
 
 def steps(
     context: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADDRESS", help="As --address.", callback=lambda given: given and check_address(given)
+        ),
+    ] = None,
     *,
     seconds: Annotated[float, typer.Option(help="Seconds until it stops; 0: with Ctrl-C.", min=0)] = 0,
     last: Annotated[
@@ -45,6 +60,7 @@ def steps(
     recording ends, be it by Ctrl-C or by the scheduler's death. Others' requests are numbers, unless an
     administrator asks.
     """
+    address = source or address
     if perfetto and output is None:
         fail("--perfetto needs -o FILE", 2)
     if output is not None and not seconds:
