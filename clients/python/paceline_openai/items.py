@@ -80,13 +80,9 @@ def tools(value: Any, name: str) -> list[dict[str, Any]]:
     """Functions: those of chats, without the inner object."""
     found = []
     for index, one in enumerate(array(value, name)):
-        place = f"{name}[{index}]"
-        given = mapping(one, place)
-        if given.get("type") != "function":
-            raise unsupported(f"{place}.type", given.get("type"), "the model calls functions alone")
-        only(given, place, "type", "name", "description", "parameters", "strict")
+        given = messages.of_function(one, f"{name}[{index}]")
         inner = {key: inner for key, inner in given.items() if key != "type"}
-        found += messages.tools([{"type": "function", "function": inner}], place)
+        found.append(messages.tool(inner, f"{name}[{index}]"))
     return found
 
 
@@ -94,20 +90,15 @@ def tool_choice(value: Any, name: str) -> ToolChoice:
     """auto, none, required; a function by name; or several (`allowed_tools`)."""
     if not isinstance(value, dict):
         return messages.tool_choice(value, name)
+    if value.get("type") == "allowed_tools":
+        return messages.allowed_tools(value, name, _chosen, "type")
+    return ToolChoice("required", name=_chosen(value, name))
 
-    def nested(one: Any, place: str) -> dict[str, Any]:
-        given = mapping(one, place)
-        if given.get("type") != "function":
-            raise unsupported(f"{place}.type", given.get("type"), "the model calls functions alone")
-        only(given, place, "type", "name")
-        return {"type": "function", "function": {"name": given.get("name")}}
 
-    if value.get("type") != "allowed_tools":
-        return messages.tool_choice(nested(value, name), name)
-    only(value, name, "type", "mode", "tools")
-    chosen = [nested(one, f"{name}.tools[{i}]") for i, one in enumerate(array(value.get("tools"), name))]
-    inner = {"mode": value.get("mode"), "tools": chosen}
-    return messages.tool_choice({"type": "allowed_tools", "allowed_tools": inner}, name)
+def _chosen(value: Any, place: str) -> str:
+    given = messages.of_function(value, place)
+    only(given, place, "type", "name")
+    return text(given.get("name"), f"{place}.name")
 
 
 def _id(prefix: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline import ModelInfo, ToolChoice
 
 from paceline_openai.calls import Call
-from paceline_openai.fields import array, boolean, mapping, one_of, only, text, unsupported, wrong
+from paceline_openai.fields import Kind, array, boolean, mapping, one_of, only, text, unsupported, wrong
 from paceline_openai.refusals import bad
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -107,25 +107,20 @@ def _call(value: Any, place: str) -> dict[str, Any]:
 
 def tools(value: Any, name: str) -> list[dict[str, Any]]:
     """Functions that the model may call, in the SDK's form."""
-    return [_tool(one, f"{name}[{index}]") for index, one in enumerate(array(value, name))]
+    return [tool(*_function(one, f"{name}[{index}]")) for index, one in enumerate(array(value, name))]
 
 
-def _tool(value: Any, place: str) -> dict[str, Any]:
-    given = mapping(value, place)
-    kind = given.get("type")
-    if kind != "function":
-        raise unsupported(f"{place}.type", kind, "the model calls functions alone")
-    only(given, place, "type", "function")
-    function = mapping(given.get("function"), f"{place}.function")
-    only(function, f"{place}.function", "name", "description", "parameters", "strict")
-    tool: dict[str, Any] = {"name": text(function.get("name"), f"{place}.function.name")}
+def tool(function: dict[str, Any], place: str) -> dict[str, Any]:
+    """A function that the model may call, in the SDK's form."""
+    only(function, place, "name", "description", "parameters", "strict")
+    found: dict[str, Any] = {"name": text(function.get("name"), f"{place}.name")}
     if function.get("description") is not None:
-        tool["description"] = text(function["description"], f"{place}.function.description")
+        found["description"] = text(function["description"], f"{place}.description")
     if function.get("parameters") is not None:
-        tool["parameters"] = mapping(function["parameters"], f"{place}.function.parameters")
-    if function.get("strict") is not None and boolean(function["strict"], f"{place}.function.strict"):
-        tool["strict"] = True
-    return tool
+        found["parameters"] = mapping(function["parameters"], f"{place}.parameters")
+    if function.get("strict") is not None and boolean(function["strict"], f"{place}.strict"):
+        found["strict"] = True
+    return found
 
 
 def tool_choice(value: Any, name: str) -> ToolChoice:
@@ -136,22 +131,38 @@ def tool_choice(value: Any, name: str) -> ToolChoice:
     if given.get("type") != "allowed_tools":
         return ToolChoice("required", name=_chosen(given, name))
     only(given, name, "type", "allowed_tools")
-    inner, place = mapping(given.get("allowed_tools"), f"{name}.allowed_tools"), f"{name}.allowed_tools"
-    only(inner, place, "mode", "tools")
-    chosen = array(inner.get("tools"), f"{place}.tools")
-    names = [_chosen(one, f"{place}.tools[{index}]") for index, one in enumerate(chosen)]
+    place = f"{name}.allowed_tools"
+    return allowed_tools(mapping(given.get("allowed_tools"), place), place, _chosen)
+
+
+def allowed_tools(given: dict[str, Any], place: str, chosen: Kind, *others: str) -> ToolChoice:
+    """The mode and the tools of an `allowed_tools`. chosen: reads a tool's name. others: further fields."""
+    only(given, place, "mode", "tools", *others)
+    tools = array(given.get("tools"), f"{place}.tools")
+    names = [chosen(one, f"{place}.tools[{index}]") for index, one in enumerate(tools)]
     if not names:
         raise bad(f"{place}.tools", f"{place}.tools: expected at least one tool")
-    return ToolChoice(one_of("auto", "required")(inner.get("mode"), f"{place}.mode"), names=names)
+    return ToolChoice(one_of("auto", "required")(given.get("mode"), f"{place}.mode"), names=names)
 
 
 def _chosen(value: Any, place: str) -> str:
+    function, where = _function(value, place)
+    return text(function.get("name"), f"{where}.name")
+
+
+def _function(value: Any, place: str) -> tuple[dict[str, Any], str]:
+    """The inner object of a function, and its place."""
+    given = of_function(value, place)
+    only(given, place, "type", "function")
+    return mapping(given.get("function"), f"{place}.function"), f"{place}.function"
+
+
+def of_function(value: Any, place: str) -> dict[str, Any]:
+    """An object whose type is `function`. Raises Refusal."""
     given = mapping(value, place)
     if given.get("type") != "function":
         raise unsupported(f"{place}.type", given.get("type"), "the model calls functions alone")
-    only(given, place, "type", "function")
-    function = mapping(given.get("function"), f"{place}.function")
-    return str(text(function.get("name"), f"{place}.function.name"))
+    return given
 
 
 def tool_options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:

@@ -106,6 +106,45 @@ def test_an_error_of_a_scheduler_names_the_field_as_the_request_does(
     assert (refusal.status, refusal.param, refusal.message) == (400, param, message)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/responses", {"tools": [{"type": "function"}]}, "tools[0].name"),
+        ("/v1/responses", {"tools": [{"type": "function", "name": "x", "strikt": True}]}, "tools[0].strikt"),
+        ("/v1/responses", {"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        (
+            "/v1/responses",
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]}},
+            "tool_choice.tools[0].name",
+        ),
+        (
+            "/v1/responses",
+            {"tool_choice": {"type": "allowed_tools", "mode": "no", "tools": []}},
+            "tool_choice.tools",
+        ),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (
+            "/v1/chat/completions",
+            {"tool_choice": {"type": "function", "function": {}}},
+            "tool_choice.function.name",
+        ),
+        (
+            "/v1/chat/completions",
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [1]}}},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+    ],
+)
+def test_a_wrong_tool_is_named_as_the_request_does(path: str, fields: dict[str, Any], param: str) -> None:
+    begin: dict[str, Any] = (
+        {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    with pytest.raises(Refusal) as refused:
+        TABLES[path].read({**begin, **fields})
+    assert refused.value.param == param
+    assert param in refused.value.message
+
+
 @pytest.mark.parametrize("value", [True, "1", [], {}, 1e400, -1, 2**40])
 def test_a_wrong_number_is_refused(value: Any) -> None:
     with pytest.raises(Refusal) as refused:
