@@ -62,6 +62,7 @@ class WaitReport:
     step_age_s: float = 0.0  # since the oldest step in flight was sent
     tokens: int = 0  # of an ended one: output tokens of its first completion
     token_s: float = 0.0  # likewise, between two of them; 0: there are no two
+    adapter: bytes = b""  # its fingerprint; empty: none
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -125,6 +126,7 @@ def _plain(live: LiveRequest, sequence: LiveSequence, phase: Phase, since: float
         live.predicted_wait_s,
         wait.queued.times(),
         () if wait.again is None else wait.again.times(),
+        adapter=request.adapter,
         labels=request.labels,
     )
 

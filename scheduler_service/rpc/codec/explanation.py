@@ -48,7 +48,8 @@ _MORE_PAGES = "an executor with a higher --kv-memory or --pages"
 _HELP: Mapping[WaitReason, str] = {
     R.CALLERS_TURN: "Fewer calls at once help.",
     R.TOKENIZING: "The wait ends by itself; prompts sent as token ids skip it.",
-    R.GRAMMAR_COMPILING: "The wait ends when the grammar is compiled or refused; a smaller grammar helps.",
+    R.GRAMMAR_COMPILING: "The wait ends when the grammar is compiled or refused; a smaller grammar helps, "
+    "and one that was compiled before takes no time.",
     R.OTHER_STEP_SHARE: "The wait ends with one of the next steps.",
     R.OTHER_PROMPT: "The wait ends when that prompt is computed.",
     R.PREFIX: "The wait ends when that is computed.",
@@ -85,9 +86,11 @@ def explanation(report: WaitReport, now: float) -> str:
     if report.reason:
         sentences += _chain(report)
     sentences += _pace(report)
-    for times, what in ((report.queue_waits, "Before its first step"), (report.preempted_waits, "Later")):
-        if times:
-            sentences.append(f"{what} it waited {_sums(times)}.")
+    has_run = report.phase not in (Phase.ARRIVING, Phase.QUEUED)
+    first = "Before its first step it waited" if has_run else "So far it has waited"
+    for times, what in ((report.queue_waits, first), (report.preempted_waits, "Later it waited")):
+        if sums := _sums(times):
+            sentences.append(f"{what} {sums}.")
     return " ".join(sentences)
 
 
@@ -97,12 +100,13 @@ def _where(report: WaitReport, now: float) -> str:
         case Phase.ARRIVING:
             return f"Came {since} ago, and is not queued yet."
         case Phase.QUEUED:
-            return f"Queued for {since} ({_predicted(report.predicted_wait_s)}){_place(report)}."
+            predicted = _predicted(report.predicted_wait_s)
+            return f"Queued for {since} ({predicted}){_place(report)}{_adapter(report)}."
         case Phase.PREEMPTED:
             why = "since its place or its pages went to others, or its executor was lost"
-            return f"Waits again for {since}, {why}{_place(report)}."
+            return f"Waits again for {since}, {why}{_place(report)}{_adapter(report)}."
         case Phase.RUNNING:
-            return f"Runs, for {since}."
+            return f"Runs, for {since}{_adapter(report)}."
         case Phase.ENDED:
             return f"Ended {since} ago.{_own_pace(report)}"
 
@@ -115,6 +119,11 @@ def _predicted(wait_s: float | None) -> str:
 
 def _place(report: WaitReport) -> str:
     return f", number {report.position} in the queue of its identity" if report.position else ""
+
+
+def _adapter(report: WaitReport) -> str:
+    """With its fingerprint as `paceline adapters list` shows it."""
+    return f", with the adapter {report.adapter.hex()[:12]}" if report.adapter else ""
 
 
 def _own_pace(report: WaitReport) -> str:
@@ -133,10 +142,10 @@ def _chain(report: WaitReport) -> list[str]:
     if reason is R.OTHER_TURN and report.next_reason and report.next_reason is not R.OTHER_TURN:
         reason = report.next_reason
         sentences.append(f"What is next in turn waits because {_reason(reason, report.total)}.")
+    if report.reason is R.OWN_EARLIER:
+        sentences.append("Fewer requests of its identity at once help.")
     if reason in _HELP:
         sentences.append(_HELP[reason])
-    if report.reason is R.OWN_EARLIER:
-        sentences.append("Fewer requests of its identity at once help as well.")
     return sentences
 
 
@@ -167,7 +176,7 @@ def _because(begin: str, reason: WaitReason, report: WaitReport) -> str:
 
 
 def _sums(times: WaitTimes) -> str:
-    ordered = sorted(times, key=lambda one: -one[1])
+    ordered = sorted((one for one in times if one[1] >= 0.5e-3), key=lambda one: -one[1])
     return ", ".join(f"{_duration(seconds)} for {reason.name.lower()}" for reason, seconds in ordered)
 
 

@@ -152,7 +152,25 @@ def test_every_reason_is_explained_and_followed_to_what_would_help(reason: WaitR
     else:
         assert explanation._HELP[reason] in told
     if behind is WaitReason.OWN_EARLIER:
-        assert told.endswith("Fewer requests of its identity at once help as well.")
+        assert "Fewer requests of its identity at once help. " in told
+
+
+def test_sums_of_one_that_waits_are_so_far_and_an_adapter_is_named_as_its_list_does() -> None:
+    times = ((WaitReason.PAGES, 2.0), (WaitReason.TOKENIZING, 1e-4))
+    report = WaitReport(
+        *("x a", "x", Phase.QUEUED, 0.0, 1.0),
+        queue_waits=times,
+        position=1,
+        adapter=bytes.fromhex("0123456789abcdef"),
+    )
+    told = explanation.explanation(report, 2.0)
+    assert ", number 1 in the queue of its identity, with the adapter 0123456789ab." in told
+    assert told.endswith("So far it has waited 2.0 s for pages.")
+    told = explanation.explanation(replace(report, phase=Phase.RUNNING), 2.0)
+    assert (
+        told
+        == "Runs, for 2.0 s, with the adapter 0123456789ab. Before its first step it waited 2.0 s for pages."
+    )
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def why(
         fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
     if not as_json and not is_known:
         others = f"; {waiting} wait as predicted, or have just come" if waiting else ""
-        console.print(f"No request has waited for long{others}.", markup=False, soft_wrap=True)
+        pace = "`paceline why ID` of one that runs says how long steps take"
+        console.print(f"No request has waited for long{others}. {pace}.", markup=False, soft_wrap=True)
 
 
 def _by_model(client: Client, model: str) -> dict[str, Client]:
