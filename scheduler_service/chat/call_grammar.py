@@ -1,6 +1,6 @@
 """Grammars of calls, in llguidance's Lark syntax: for requests whose output must be calls.
 
-Arguments match the tools' schemas, with one space behind each comma and colon, as models write JSON.
+Arguments match the tools' schemas, with one space after each comma and colon, as models write JSON.
 """
 
 from __future__ import annotations

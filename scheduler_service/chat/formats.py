@@ -137,7 +137,7 @@ def _tagged(name: str, syntax: TagSyntax, added: Mapping[str, int]) -> ToolForma
 def _listed(
     name: str, marker: str, parser: Callable[..., CallParser], added: Mapping[str, int]
 ) -> ToolFormat:
-    """A format of a list of objects behind a marker."""
+    """A format of a list of objects after a marker."""
     token = added.get(marker)
     begin = json.dumps(marker) if token is None else f"<[{token}]>"
 

@@ -34,7 +34,7 @@ def marked_answer(marker: str, token: int | None, rules: LarkRules, calls: str, 
 
 
 def llama_json_answer(tag: int | None, tools: Sequence[OfferedTool], max_calls: int) -> str:
-    """Text, or calls where the answer begins or behind text and the tag; nothing follows them.
+    """Text, or calls where the answer begins or after text and the tag; nothing follows them.
 
     `tag`: its token id; None: it has none, and is in no answer. `max_calls`: 0: any number.
     """

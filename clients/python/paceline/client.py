@@ -348,7 +348,7 @@ class Client(Administration):
         """Where a request of this identity is, what it waits for, and what would end that, on all schedulers.
 
         Without `request_id`: all that have waited for longer than twice their predicted wait, and than a
-        second. "…" and at least 8 characters ask for all whose ids end so; with "…" behind, begin so.
+        second. "…" and at least 8 characters ask for all whose ids end so; with "…" after them, begin so.
         Ids that are not known are left out; ended ones are for an hour. Administrators may ask for
         another `identity`, or for `all_identities`; all others get Unauthenticated for that.
         """

@@ -21,7 +21,7 @@ _TIMEOUT_S = 3.0
 class Announcer:
     """Announces one entry to any number of schedulers, each over a channel of its own.
 
-    `say` is told of each refusal, once until the next success. The token goes over TLS to who has a
+    `say` gets each refusal, once until the next success. The token goes over TLS to who has a
     certificate of `authority` under the name that was reported; without an authority to loopback, and beyond
     if `insecure`.
     """

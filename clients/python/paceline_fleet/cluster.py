@@ -138,7 +138,7 @@ def start_node(
     `port` and `storage` are of a new one: where it listens (0: any), and the directory of its state, with
     which a later head at the same port goes on (embedded RocksDB: no second service to run and to guard).
 
-    It is made without the `ray` command, which listens on the machine's own address where it is told
+    It is made without the `ray` command, which listens on the machine's own address when given
     loopback, and without the autoscaler's and the log's monitors, which listen on all.
     It ends with this process.
     """

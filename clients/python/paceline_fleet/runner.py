@@ -45,7 +45,7 @@ Report = Callable[[Mapping[str, Any], list[str]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class StackLaunch:
-    """What a stack of a fleet is told: names of files, and no token."""
+    """What a stack of a fleet is given: names of files, and no token."""
 
     model: FleetModel
     address: str  # loopback, ip or hostname
@@ -128,7 +128,7 @@ class StackRunner:
         )
 
     async def start(self) -> None:
-        """Start the processes and wait until they serve. Raises ChildFailed with the reason, told before."""
+        """Start the processes and wait until they serve. Raises ChildFailed, reported before."""
         self._reporter = asyncio.create_task(self._report_forever())
         try:
             host = "127.0.0.1" if self._launch.address == "loopback" else self._node_ip
@@ -146,7 +146,7 @@ class StackRunner:
             raise
         self._about = replace(self._about, reason="")
         self._supervisor = asyncio.create_task(self._stack.supervise())
-        with suppress(TimeoutError):  # without a roster nobody is told
+        with suppress(TimeoutError):  # without a roster there is nobody to report to
             async with asyncio.timeout(_TOLD_S):
                 await self._told.wait()
         if self._replaces:  # Serve ends the old ones once this returns

@@ -209,7 +209,7 @@ class FleetSpec(_Part):
         )
 
     def common(self) -> dict[str, Any]:
-        """What all stacks are told beside their model: names of files, never what is in them."""
+        """What all stacks are given beside their model: names of files, never what is in them."""
         return {
             "fleet": self.fleet,
             "address": self.address,

@@ -1,7 +1,7 @@
 """A fleet's tokens: made where the spec names none, and checked before anything starts.
 
 The schedulers' tokens file has hashes alone. A stack's own token has the right `directory`, with which it
-announces its scheduler to the others; a stack is told the number of its line, never a token.
+announces its scheduler to the others; a stack is given the number of its line, never a token.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _spans(*, on: bool) -> Iterator[Callable[[Callable[[int], object]], object]]:
     """A context manager: within the block the SDK's calls have spans, which are sent. Imports OpenTelemetry.
 
-    Gives what is called with a function that is told how many spans are lost, whenever some are.
+    Gives what is called with a function that takes the number of lost spans, whenever some are.
 
     Their parents are what HTTP requests say in `traceparent`. Raises ImportError without OpenTelemetry.
     """

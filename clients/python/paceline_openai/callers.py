@@ -27,8 +27,8 @@ _MAX_WAITING = 1024
 _PATIENCE_S, _TIMEOUT_S = 1.0, 5.0
 """For an answer of the first model, after which another one is asked if there is any; and for each other."""
 _SILENT_S = 5.0
-"""For so long the first model is not asked again that has not answered: one that has frozen is told to serve
-until that is noticed."""
+"""Seconds for which a first model that has not answered is not asked again: a frozen one is reported as
+serving until somebody notices."""
 _FAILOVER_S = 30.0
 """For so long schedulers that are not there are asked again, as calls that generate are."""
 _AGAIN_S = 0.2
@@ -68,7 +68,7 @@ class Callers:
         self._known: OrderedDict[bytes, tuple[float, asyncio.Task[tuple[ModelInfo, str]]]] = OrderedDict()
         self._asked = self._waiting = 0
         self._is_away = False  # the first model, when it was asked last
-        self._silent_until = 0.0  # until then it is not asked, even if it is told to serve
+        self._silent_until = 0.0  # until then it is not asked, even if it is reported as serving
 
     async def identify(self, authorization: str) -> Caller:
         """The caller of a request with this header. Raises Refusal (401, 403, 503)."""

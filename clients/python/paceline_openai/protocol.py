@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A part of the body."""
         super().on_body(body)
         if self.pipeline and len(self.cycle.body) > _MAX_PIPELINED_BYTES:
-            raise _TooMuch(413, "the body is too large for a request behind another one on its connection")
+            raise _TooMuch(413, "the body is too large for a request after another one on its connection")
 
     def on_chunk_header(self) -> None:
         """A part of a body whose length was not said before."""
@@ -165,7 +165,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%s\r\n" % framing)
 
     def _last_complete(self) -> None:
-        """The request is there whose answer ends the connection: nothing behind it is read."""
+        """The request is there whose answer ends the connection: nothing after it is read."""
         self._is_last = True
         self.on_message_complete()
 

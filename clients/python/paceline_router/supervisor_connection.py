@@ -1,4 +1,4 @@
-"""The router's connection to `serve`: it is told the models, and says which of them its calls use."""
+"""The router's connection to `serve`: the models come from it, and what its calls use goes there."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class SupervisorConnection:
     """Follows the models over the Unix socket of the process that keeps them running.
 
     That process learns all uses at once whenever one begins or ends, and after a connection was lost: nothing
-    that a call waits for can be forgotten. `told` is awaited after each line.
+    that a call waits for can be forgotten. `on_models` is awaited after each line.
     """
 
-    def __init__(self, socket: Path, told: Callable[[RoutedModels], Awaitable[None]]) -> None:
+    def __init__(self, socket: Path, on_models: Callable[[RoutedModels], Awaitable[None]]) -> None:
         self.models = RoutedModels()
         self.closing = False
-        self._socket, self._told = socket, told
+        self._socket, self._on_models = socket, on_models
         self._writer: asyncio.StreamWriter | None = None
         self._change = asyncio.Event()  # replaced at each change
         self._uses: dict[Use, Counter[str]] = {"busy": Counter(), "wanted": Counter(), "unwanted": Counter()}
@@ -46,7 +46,7 @@ class SupervisorConnection:
                 while line := await reader.readline():
                     self.models = RoutedModels.of(line)
                     self._changed()
-                    await self._told(self.models)
+                    await self._on_models(self.models)
                     self._say_soon()
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.warning("the models can't be followed", detail=str(error))
@@ -77,11 +77,11 @@ class SupervisorConnection:
                 self._say_soon()
 
     async def changed(self) -> None:
-        """Wait until something was told."""
+        """Wait for the next line."""
         await self._change.wait()
 
     async def known(self) -> None:
-        """Wait until it was told which models there are."""
+        """Wait until it is known which models there are."""
         while not self.models.version:
             await self.changed()
 
@@ -101,7 +101,7 @@ class SupervisorConnection:
         return before.is_held
 
     def _say_soon(self) -> None:
-        """Have the supervisor told how calls use the models, once for all changes until then."""
+        """Tell the supervisor how calls use the models, once for all changes until then."""
         if not self._saying:
             self._saying = True
             asyncio.get_running_loop().call_soon(self._say)

@@ -290,8 +290,8 @@ def _wait(spec: FleetSpec) -> str:
     while True:
         found = serve_application.overview(spec.fleet)
         stacks = _listing(spec)["stacks"]
-        told = sum(bool(one["address"]) for one in stacks) >= sum(one.replicas.min for one in spec.models)
-        if found is not None and found.status.name == "RUNNING" and told:
+        there = sum(bool(one["address"]) for one in stacks) >= sum(one.replicas.min for one in spec.models)
+        if found is not None and found.status.name == "RUNNING" and there:
             return ""
         if found is not None and found.status.name in ("DEPLOY_FAILED", "UNHEALTHY"):
             reasons = [one["reason"] for one in _listing(spec)["ended"] if one["state"] == "failed"]

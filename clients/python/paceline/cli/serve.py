@@ -87,7 +87,7 @@ def serve(
         typer.Argument(
             metavar="MODEL...",
             help="A GGUF file, a Hugging Face directory, or a name from `paceline list`. Default: the default"
-            " model. Several, or a YAML file of models: all behind one address.",
+            " model. Several, or a YAML file of models: all at one address.",
             show_default=False,
         ),
     ] = None,

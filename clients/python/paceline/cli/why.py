@@ -20,7 +20,7 @@ from paceline.types import RequestWait, Waits
 
 _TIMEOUT_S = 10.0
 _CUT = "…"
-"""Before the end of an id, or behind its beginning: it stands for those that end, or begin, so."""
+"""Before the end of an id, or after its beginning: it stands for those that end, or begin, so."""
 _MIN_PART = 8  # characters
 _ALIKE = 2  # requests of an identity that wait for the same and are shown
 _SHOWN_IDS = 8  # of those that an ambiguous part belongs to

@@ -221,7 +221,7 @@ class ModelStacks:
         return self._use.read >= self._since[name]
 
     async def _keep(self, launch: ModelLaunch) -> None:
-        """Start a model's stack and keep it running until it is stopped. What fails is told, and said."""
+        """Start a model's stack and keep it running until it is stopped. A failure is printed, too."""
         name, state, detail = launch.name, ModelState.AVAILABLE, ""
         try:
             if self.config.room is not None and self._loadable[name].need is None:
@@ -251,7 +251,7 @@ class ModelStacks:
         self._loadable[launch.name].need = needs[launch.name]
 
     def _tell(self, name: str, state: ModelState, *, socket: str = "", detail: str = "") -> None:
-        """Change a model's state, have the router told, and have `arrange` look again."""
+        """Change a model's state, send it to the router, and have `arrange` look again."""
         loadable, before = self._loadable[name], self._models[name]
         loadable.state = state
         self._models[name] = replace(
