@@ -139,6 +139,7 @@ class ServedModel:
     max_grammar_bytes: int = 0  # 0: the executor has no grammars
     grammars_begin: bool = False  # the executor has grammars that begin after a token
     has_adapters: bool = False  # requests may name adapters, once some are loaded
+    can_sample: bool = True  # False: it has a classification head, whose scores are the vectors
     can_score: bool = False  # the executor scores the tokens of prompts
     embedding_size: int = 0  # values of a prompt's vector; 0: the executor has none
     embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS  # with `embedding_size`
@@ -155,6 +156,11 @@ class ServedModel:
     def default_sampling(self) -> dict[str, float]:
         """What requests get that set nothing, by name: the model's own, else what changes no distribution."""
         return {**_NEUTRAL_SAMPLING, **self.generation_defaults}
+
+    @property
+    def ranks_by_head(self) -> bool:
+        """Whether its classification head has one score, by which documents are ranked."""
+        return not self.can_sample and self.embedding_size == 1
 
     @property
     def reasons(self) -> bool:

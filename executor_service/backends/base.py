@@ -59,13 +59,14 @@ class ModelDescription:
     parameters: int
     dtype: str  # of weights and arithmetic: "float32", "bfloat16", ...
     device: str  # "cpu", "cuda:0"
-    hidden_size: int
+    hidden_size: int  # values of a vector: a final hidden state, or the scores of a classification head
     layers: int
     kv_bytes_per_token: int  # on one rank
     eos_token_ids: tuple[int, ...]
     fingerprint: bytes  # SHA-256 of weights, config and dtype: equal where the outputs are equal
     can_forward: bool = False  # the Forward RPC is supported
     can_mask_forward: bool = False  # with positions and masks of its inputs
+    can_sample: bool = True  # False: it has a classification head in place of an output layer
     can_score: bool = False  # rows may have `PromptOutputs.targets`
     can_pool: bool = False  # rows may have the other fields of `PromptOutputs`
     has_tokenizer: bool = True

@@ -46,5 +46,6 @@ class Limits:
     max_adapter_slots: int = 0
     max_adapter_rank: int = 0
     max_adapter_bytes: int = 0
+    can_sample: bool = True  # rows may be of any OutputMode; else of NONE and HIDDEN alone
     can_score: bool = False  # Opening.scored_from
     hidden_size: int = 0  # of what OutputMode.HIDDEN brings back; 0: not offered

@@ -36,6 +36,15 @@ _POOLINGS = {
 }
 
 
+_SAMPLING = [
+    pb.CAPABILITY_VERIFY,
+    pb.CAPABILITY_MULTI_STEP,
+    pb.CAPABILITY_TOP_K,
+    pb.CAPABILITY_FULL_LOGITS,
+    pb.CAPABILITY_MASKS,
+]
+"""What needs an output layer."""
+
 _STEP_KINDS = {
     StepKind.PREFILL: pb.STEP_KIND_PREFILL,
     StepKind.DECODE: pb.STEP_KIND_DECODE,
@@ -62,12 +71,8 @@ def capabilities(
         pb.CAPABILITY_NATIVE_UNIFIED_DECODE,
         pb.CAPABILITY_PREFIX_CACHE,
         pb.CAPABILITY_FORK,
-        pb.CAPABILITY_VERIFY,
-        pb.CAPABILITY_MULTI_STEP,
-        pb.CAPABILITY_TOP_K,
-        pb.CAPABILITY_FULL_LOGITS,
-        pb.CAPABILITY_MASKS,
     ]
+    offered += _SAMPLING if info.can_sample else [pb.CAPABILITY_CLASSIFIER]
     if info.can_forward:
         offered.append(pb.CAPABILITY_FORWARD)
     if info.can_mask_forward:

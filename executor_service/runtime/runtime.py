@@ -215,7 +215,7 @@ class Runtime:
             backend.offer_adapters(config.adapter_slots, config.adapter_memory)
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
         self._progress("grammars", 1.0)
-        grammars = grammar_compiler(tokenizer, info)
+        grammars = grammar_compiler(tokenizer, info) if info.can_sample else None
         pages = self._pages()
         limits = Limits(
             vocab_size=info.vocab_size,
@@ -239,6 +239,7 @@ class Runtime:
             max_adapter_slots=config.adapter_slots if adapts else 0,
             max_adapter_rank=config.max_adapter_rank if adapts else 0,
             max_adapter_bytes=config.adapter_memory if adapts else 0,
+            can_sample=info.can_sample,
             can_score=info.can_score,
             hidden_size=info.hidden_size if info.can_pool else 0,
         )

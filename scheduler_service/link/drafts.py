@@ -81,12 +81,14 @@ class _VocabularyCheck:
         if model is None:
             raise RefusedExecutorError("waiting for the served model to be described")
         vocabulary = facts.vocabulary
-        if vocabulary == model.vocabulary:
+        if vocabulary == model.vocabulary and facts.can_sample:
             self._has_passed = True
             return False
         why = (
             f"the draft model's vocabulary ({facts.model_name}: {vocabulary}) is not "
             f"the served model's ({model.name}: {model.vocabulary})"
+            if facts.can_sample
+            else f"the draft model ({facts.model_name}) has a classification head in place of an output layer"
         )
         if not self._has_passed:
             self._report(f"--draft-executor {self.address}: {why}")

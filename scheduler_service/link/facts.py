@@ -77,6 +77,7 @@ class ExecutorFacts:
     max_logprobs: int
     max_grammar_bytes: int = 0  # 0: it has no grammars
     grammars_begin: bool = False  # after a token, if the scheduler says so
+    can_sample: bool = True  # False: its model has a classification head in place of an output layer
     can_score: bool = False  # the tokens of prompts
     card: ModelCard = NO_CARD
     embedding: EmbeddingDefaults = NO_EMBEDDING_DEFAULTS
@@ -136,6 +137,7 @@ def served_model(facts: ExecutorFacts, tokenizer: TokenizerSource, own: RequestA
         max_grammar_bytes=facts.max_grammar_bytes,
         grammars_begin=facts.grammars_begin,
         has_adapters=facts.capacity.max_adapter_slots > 0,
+        can_sample=facts.can_sample,
         can_score=facts.scores(min(own.max_logprobs, facts.max_logprobs)),
         embedding_size=facts.embedding_size,
         embedding=facts.embedding,
@@ -162,6 +164,7 @@ def shortcomings(facts: ExecutorFacts, model: ServedModel) -> list[str]:
         "max_grammar_bytes": (facts.max_grammar_bytes, model.max_grammar_bytes),
         "grammars that begin after a token": (facts.grammars_begin, model.grammars_begin),
         "adapters": (facts.capacity.max_adapter_slots > 0, model.has_adapters),
+        "an output layer": (facts.can_sample, model.can_sample),
         "scores": (facts.scores(limits.max_logprobs), model.can_score),
         "hidden_size": (facts.embedding_size, model.embedding_size),
     }

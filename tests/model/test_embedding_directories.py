@@ -79,17 +79,7 @@ def write(path: Path, case: Case) -> None:
     """A tiny random model, its tokenizer without a chat template, and its modules."""
     kind = Qwen3Config(**SIZES, head_dim=24) if case.qwen else LlamaConfig(**SIZES)
     save_random(kind, path).model.save_pretrained(path)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: id_ for id_, piece in enumerate([*SPECIAL, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    if case.post_processor is not None:
-        tokenizer.post_processor = case.post_processor
-    tokenizer.save(str(path / "tokenizer.json"))
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    write_json(path / "tokenizer_config.json", names | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_tokenizer(path, case.post_processor)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if case.normalized else [])]
     folders = ["", "1_Pooling", "2_Normalize"]
     modules = [
@@ -108,6 +98,23 @@ def write(path: Path, case: Case) -> None:
     write_json(
         path / "config_sentence_transformers.json",
         {"prompts": case.prompts, "default_prompt_name": case.default, "similarity_fn_name": "cosine"},
+    )
+
+
+def write_tokenizer(path: Path, post_processor: Any, **fields: str) -> None:
+    """A tokenizer of bytes, and `fields` of its configuration."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: id_ for id_, piece in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    if post_processor is not None:
+        tokenizer.post_processor = post_processor
+    tokenizer.save(str(path / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    write_json(
+        path / "tokenizer_config.json", names | {"tokenizer_class": "PreTrainedTokenizerFast"} | fields
     )
 
 

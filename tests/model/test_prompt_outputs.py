@@ -36,8 +36,8 @@ class Pair:
 
     def engine(self, max_piece_tokens: int = 512) -> Harness:
         hidden, limits = self.ours.info.hidden_size, Limits(211, 512, 16, 63, 32, 32, 512)
-        changes = {"max_piece_tokens": max_piece_tokens, "hidden_size": hidden}
-        return Harness(replace(limits, can_score=True, **changes), self.ours)
+        limits = replace(limits, can_score=True, hidden_size=hidden, max_piece_tokens=max_piece_tokens)
+        return Harness(limits, self.ours)
 
     def logprobs(self, tokens: list[int]) -> np.ndarray:
         """[tokens - 1, vocabulary]: of what follows each token but the last."""

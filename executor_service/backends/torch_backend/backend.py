@@ -16,6 +16,7 @@ from service_kit.logs import Log
 from executor_service.adapters.weights import AdapterTarget, AdapterWeights
 from executor_service.backends.base import (
     EmbeddingDefaults,
+    EmbeddingPooling,
     ForwardOutput,
     ForwardRow,
     ModelDescription,
@@ -317,14 +318,15 @@ class TorchBackend:
             parameters=sum(int(np.prod(shape)) for _, shape in expected_shapes(spec)),
             dtype=self._config.dtype,
             device=self._config.device,
-            hidden_size=spec.hidden_size,
+            hidden_size=spec.vector_size,
             layers=spec.layers,
             kv_bytes_per_token=spec.layers * of_layer,
             eos_token_ids=spec.eos_token_ids,
             fingerprint=digest,
             can_forward=True,
             can_mask_forward=self.model.kernels.device.type == "cpu",
-            can_score=True,
+            can_sample=not spec.labels,
+            can_score=not spec.labels,
             can_pool=embedding is not None,
             embedding=embedding or EmbeddingDefaults(),
             has_tokenizer=self._has_tokenizer(checkpoint),
@@ -352,6 +354,8 @@ class TorchBackend:
         return AdapterTarget(linears, adapters.bytes)
 
     def _embedding(self, checkpoint: Checkpoint) -> EmbeddingDefaults | None:
+        if checkpoint.spec.labels:
+            return EmbeddingDefaults(EmbeddingPooling.LAST, normalize=False)
         if isinstance(checkpoint, GgufCheckpoint):
             return embedding_from_gguf(checkpoint.file.metadata, self._config.model.name)
         return embedding_from_directory(self._config.model)

@@ -37,6 +37,8 @@ def decode_forward(request: pb.ForwardRequest, limits: Limits, info: ModelDescri
     if not request.outputs or not all(output in names for output in request.outputs):
         raise refused("outputs: at least one of HIDDEN, EMBEDDING and LOGITS, and nothing else")
     want = frozenset(names[output] for output in request.outputs)
+    if "logits" in want and not limits.can_sample:
+        raise RequestRefused(Reason.UNSUPPORTED, unsupported("outputs: LOGITS").message)
     lengths = [len(item.tokens) for item in request.inputs]
     if sum(lengths) > limits.max_step_tokens:
         raise oversized(f"inputs: {sum(lengths)} tokens, at most {limits.max_step_tokens} (max_step_tokens)")

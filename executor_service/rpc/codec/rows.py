@@ -76,7 +76,8 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> Pl
     if len(lengths) != count:
         raise refused(f"rows.kv_lengths: {len(lengths)} entries for {count} rows")
     set_fields = packed.ListFields()
-    if count and len(set_fields) == _FIELDS_OF_DECODES and Takes.ALL_DRAFTS not in takes:
+    decodes = len(set_fields) == _FIELDS_OF_DECODES and limits.can_sample
+    if count and decodes and Takes.ALL_DRAFTS not in takes:
         return PlannedRows(ids, lengths)
     fields = {field.name: values for field, values in set_fields}
     limit = _per_row("limits", fields, count, 0)
@@ -94,7 +95,8 @@ def decode_rows(packed: pb.Rows, count: int, limits: Limits, takes: Takes) -> Pl
     if Takes.STEPS not in takes and any(number > 1 for number in steps):
         raise refused("rows.steps: this RPC takes no rows with several steps")
     refusals = bad_drafts | bad_tokens
-    if not _UNUSUAL.isdisjoint(fields) or max(map(len, drafts), default=0) > limits.max_drafts:
+    unusual = not (limits.can_sample and _UNUSUAL.isdisjoint(fields))
+    if unusual or max(map(len, drafts), default=0) > limits.max_drafts:
         for i in range(count):
             if bad := _bad_row(i, steps[i], len(drafts[i]), outputs[i], top_ks[i], limits):
                 refusals.setdefault(i, bad)
@@ -177,7 +179,7 @@ def _bad_prompt_outputs(field: str, opening: pb.Opening, tokens: int, limits: Li
                 f"{field}.scored_from: at least 1 and below the number of tokens, {tokens}, "
                 f"is {opening.scored_from}"
             )
-    if opening.output == pb.OUTPUT_MODE_HIDDEN and not limits.hidden_size:
+    if not _is_offered(opening.output, limits):
         return unsupported(f"{field}.output")
     if opening.pooling not in _POOLINGS:
         return invalid(f"{field}.pooling: unknown kind {opening.pooling}")
@@ -186,10 +188,20 @@ def _bad_prompt_outputs(field: str, opening: pb.Opening, tokens: int, limits: Li
     return None
 
 
+def _is_offered(output: int, limits: Limits) -> bool:
+    """Whether rows may have this known OutputMode."""
+    match OUTPUT_MODES[output]:
+        case OutputMode.HIDDEN:
+            return limits.hidden_size > 0
+        case OutputMode.NONE:
+            return True
+    return limits.can_sample
+
+
 def _bad_row(i: int, steps: int, drafts: int, output: int, top_k: int, limits: Limits) -> Refusal | None:
     if output not in OUTPUT_MODES:
         return invalid(f"rows.outputs[{i}]: unknown mode {output}")
-    if output == pb.OUTPUT_MODE_HIDDEN and not limits.hidden_size:
+    if not _is_offered(output, limits):
         return unsupported(f"rows.outputs[{i}]")
     if output == pb.OUTPUT_MODE_HIDDEN and drafts:
         return invalid(f"rows.outputs[{i}]: OUTPUT_MODE_HIDDEN is not for rows with drafts")

@@ -57,6 +57,7 @@ def decode_facts(info: pb.GetInfoResponse) -> ExecutorFacts:
         max_logprobs=limits.max_logprobs,
         max_grammar_bytes=limits.max_grammar_bytes if pb.CAPABILITY_GRAMMAR in info.capabilities else 0,
         grammars_begin=pb.CAPABILITY_GRAMMAR_BEGIN in info.capabilities,
+        can_sample=pb.CAPABILITY_CLASSIFIER not in info.capabilities,
         can_score=pb.CAPABILITY_SCORES in info.capabilities,
         card=_card(model),
         embedding=_embedding(model.embedding),

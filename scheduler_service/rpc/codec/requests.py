@@ -18,7 +18,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.identity import Identity
 
 from scheduler_service.core.request import RANGES, DraftingWish, DraftSource, SamplingSettings
-from scheduler_service.errors import invalid, unsupported
+from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import DraftingOffer, ServedAdapter, ServedModel
 from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames, find_adapter
 from scheduler_service.rpc.codec.chat import check_chat
@@ -75,6 +75,7 @@ def check_request(
 
     It has no grammar of its calls yet. Raises ServiceError.
     """
+    check_samples(model)
     _refuse_unsupported(message)
     adapter = find_adapter(message.model, model, adapters)
     limits, stop = model.limits, message.stop
@@ -106,6 +107,16 @@ def check_request(
         prompt_logprobs=_prompt_logprobs(message, model),
         labels=check_labels(message.labels),
     )
+
+
+def check_samples(model: ServedModel) -> None:
+    """Raises ServiceError for a model without an output layer."""
+    if not model.can_sample:
+        raise ServiceError(
+            ErrorReason.UNSUPPORTED,
+            f"{model.name} has a classification head in place of an output layer: it generates and scores no "
+            "tokens; Embed brings the head's scores, and Rerank ranks by one",
+        )
 
 
 def check_salt(given: str) -> bytes:

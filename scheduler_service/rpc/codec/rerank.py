@@ -2,19 +2,20 @@
 
 With YES_NO the model reads the prompt of Qwen3-Reranker (arXiv:2506.05176, and the model's card) through its
 own chat template. "yes" and "no" are scored after it, as two inputs; the second one finds the first one's
-prompt in the prefix cache.
+prompt in the prefix cache. A model with a classification head reads the same prompt, and its head scores it.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
 from paceline.channel import PUBLIC_MESSAGE_BYTES
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-from scheduler_service.core.evaluation import Evaluation, EvaluationInput
+from scheduler_service.core.evaluation import Evaluation, EvaluationInput, HiddenPooling
 from scheduler_service.errors import ErrorReason, ServiceError, invalid, unsupported
 from scheduler_service.model import ServedModel
 from scheduler_service.rpc.codec.adapters import NO_ADAPTERS, AdapterNames
@@ -43,12 +44,16 @@ class RerankTask:
         self, message: pb.RerankRequest, model: ServedModel, adapters: AdapterNames = NO_ADAPTERS
     ) -> None:
         """Raises ServiceError."""
-        if not model.can_score:
+        self._by_head = not model.can_sample
+        if self._by_head:
+            _check_head(message, model)
+        elif not model.can_score:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor does not score prompts")
         self.call = check_call(message, model, adapters)
         if message.method not in pb.RerankMethod.values():
             raise invalid("method", f"unknown method {message.method}")
-        self._asks = message.method != pb.RERANK_METHOD_LIKELIHOOD
+        plain = message.method == pb.RERANK_METHOD_LIKELIHOOD
+        self._asks = not plain and not self._by_head
         check_count("documents", len(message.documents), model)
         query = check_text("query", message.query, model, begins=False)
         if message.instruction:
@@ -61,23 +66,23 @@ class RerankTask:
         check_size("documents", size, PUBLIC_MESSAGE_BYTES, "bytes with the query beside each")
         self.items: Sequence[TextItem] = ()
         if documents:
-            self.items = (self._questions if self._asks else self._contexts)(documents, query, message)
+            self.items = (self._contexts if plain else self._questions)(documents, query, message)
         self.min_tokens = len(documents)
         self._top_n = message.top_n or len(message.documents)
         self._tokens = 0
 
-    @staticmethod
     def _questions(
-        documents: Sequence[PlainItem], query: PlainItem, message: pb.RerankRequest
+        self, documents: Sequence[PlainItem], query: PlainItem, message: pb.RerankRequest
     ) -> list[TextItem]:
-        """A chat for each document, and both answers."""
+        """A chat for each document, and both answers unless a head judges."""
         about = f"<Instruct>: {message.instruction or INSTRUCTION}\n<Query>: {query.text}\n<Document>: "
         system = {"role": "system", "content": JUDGE}
         chats = [
             ChatItem(one.field, (system, {"role": "user", "content": about + one.text}), _NO_THINKING)
             for one in documents
         ]
-        return [*chats, *(PlainItem("method", answer, begins=False) for answer in ANSWERS)]
+        answers = ANSWERS if self._asks else ()
+        return [*chats, *(PlainItem("method", answer, begins=False) for answer in answers)]
 
     @staticmethod
     def _contexts(
@@ -91,7 +96,9 @@ class RerankTask:
         """See `EvaluationTask`."""
         if not self._scored:
             return None
-        if self._asks:
+        if self._by_head:
+            prompts, answers = ids, [array("I")]
+        elif self._asks:
             prompts, answers = ids[:-2], [array("I", one[:1]) for one in ids[-2:]]
             if answers[0] == answers[1]:
                 raise unsupported("method", "the tokenizer has no tokens that tell yes from no")
@@ -100,6 +107,8 @@ class RerankTask:
         for index, prompt in zip(self._scored, prompts, strict=True):
             check_length(f"documents[{index}]", len(prompt) + len(answers[0]), max_tokens)
         self._tokens = sum(len(prompt) + len(answers[0]) for prompt in prompts)
+        if self._by_head:
+            return Evaluation(tuple(map(EvaluationInput, prompts)), HiddenPooling.LAST)
         return Evaluation(
             tuple(EvaluationInput(prompt + answer, len(prompt)) for prompt in prompts for answer in answers)
         )
@@ -110,7 +119,9 @@ class RerankTask:
         if self._asks:  # each document counts once, not once with each answer
             usage.cached_tokens = sum(one.usage.cached_tokens for one in results[::2] if one.usage)
         logprobs = [result.logprobs for result in results]
-        if self._asks:
+        if self._by_head:
+            scores = [sigmoid(struct.unpack("<f", result.vector)[0]) for result in results]
+        elif self._asks:
             pairs = zip(logprobs[::2], logprobs[1::2], strict=True)
             scores = [share_of_yes(yes[0], no[0]) for yes, no in pairs]
         else:
@@ -124,5 +135,21 @@ class RerankTask:
 
 def share_of_yes(yes: float, no: float) -> float:
     """The probability of "yes" among both, by their logprobs."""
-    difference = no - yes
-    return 1 / (1 + math.exp(difference)) if difference < 709 else 0.0
+    return sigmoid(yes - no)
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x)); 0 where exp(-x) is no double."""
+    return 1 / (1 + math.exp(-x)) if x > -709 else 0.0
+
+
+def _check_head(message: pb.RerankRequest, model: ServedModel) -> None:
+    """Raises ServiceError where the model's classification head can't rank so."""
+    if not model.ranks_by_head:
+        size = model.embedding_size
+        raise ServiceError(
+            ErrorReason.UNSUPPORTED,
+            f"the model's classification head has {size} scores, and Rerank needs one",
+        )
+    if message.method == pb.RERANK_METHOD_LIKELIHOOD:
+        raise unsupported("method", "the model has a classification head in place of an output layer")

@@ -151,6 +151,7 @@ def _capabilities(
         pb.CAPABILITY_LOGPROBS: model.limits.max_logprobs > 0,
         pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
         pb.CAPABILITY_CONTINUATION: True,
+        pb.CAPABILITY_CLASSIFIER: not model.can_sample,
         pb.CAPABILITY_LABELS: True,
         pb.CAPABILITY_WAIT_REASONS: True,
         pb.CAPABILITY_STEP_LOG: True,
@@ -163,7 +164,7 @@ def _capabilities(
         pb.CAPABILITY_PROMPT_LOGPROBS: model.can_score,
         pb.CAPABILITY_SCORE: model.can_score,
         pb.CAPABILITY_EMBED: model.embedding_size > 0,
-        pb.CAPABILITY_RERANK: model.can_score and has_text,
+        pb.CAPABILITY_RERANK: has_text and (model.can_score or model.ranks_by_head),
         pb.CAPABILITY_DIRECTORY: has_directory,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]

@@ -22,6 +22,7 @@ from scheduler_service.rpc.codec.evaluation import (
     check_length,
     check_text,
 )
+from scheduler_service.rpc.codec.requests import check_samples
 from scheduler_service.rpc.codec.scores import MAX_REPLY_BYTES, scored_token_bytes, token_logprobs
 from scheduler_service.streams.evaluation import EvaluatedInput
 from scheduler_service.text.items import ChatItem, TextItem
@@ -46,6 +47,7 @@ class ScoreTask:
         self, message: pb.ScoreRequest, model: ServedModel, adapters: AdapterNames = NO_ADAPTERS
     ) -> None:
         """Raises ServiceError."""
+        check_samples(model)
         if not model.can_score:
             raise ServiceError(ErrorReason.UNSUPPORTED, "the executor does not score prompts")
         self.call = check_call(message, model, adapters)

@@ -80,6 +80,38 @@ def test_scores_and_vectors_where_none_are_offered_refuse_their_row_by_name() ->
     assert plan.openings[1] == Refusal(Reason.UNSUPPORTED, f"openings[1].output: {told}")
 
 
+HEAD = replace(SCORING, can_sample=False, can_score=False, hidden_size=3)
+
+
+def test_a_model_with_a_classification_head_computes_vectors_and_refuses_every_row_that_samples() -> None:
+    modes = [pb.OUTPUT_MODE_UNSPECIFIED, pb.OUTPUT_MODE_SAMPLE, pb.OUTPUT_MODE_TOP_K, pb.OUTPUT_MODE_FULL]
+    allowed = [pb.OUTPUT_MODE_NONE, pb.OUTPUT_MODE_HIDDEN]
+    told = "this executor does not offer it"
+    openings = [
+        pb.Opening(cache_id=9 + n, tokens=[1], output=m, top_k=1) for n, m in enumerate(modes + allowed)
+    ]
+    rows = pb.Rows(cache_ids=range(1, 7), kv_lengths=[1] * 6, outputs=modes + allowed, top_ks=[1] * 6)
+    plan = decode_step(pb.Step(rows=rows, openings=openings), HEAD, UNIFIED)
+    for n in range(4):
+        assert plan.rows[n] == Refusal(Reason.UNSUPPORTED, f"rows.outputs[{n}]: {told}")
+        assert plan.openings[n] == Refusal(Reason.UNSUPPORTED, f"openings[{n}].output: {told}")
+    assert all(isinstance(row, Row) for row in plan.rows[4:])
+    assert all(isinstance(one, Opening) for one in plan.openings[4:])
+    for takes in (DECODE, UNIFIED):  # a row that sets nothing samples, also where nothing else is set
+        [plain] = decode_step(pb.Step(rows=pb.Rows(cache_ids=[1], kv_lengths=[1])), HEAD, takes).rows
+        assert plain == Refusal(Reason.UNSUPPORTED, f"rows.outputs[0]: {told}")
+    drafted = pb.Rows(cache_ids=[1], kv_lengths=[1], drafts=[5], draft_counts=[1])
+    [row] = decode_step(pb.Step(rows=drafted), HEAD, VERIFY).rows
+    assert row == Refusal(Reason.UNSUPPORTED, f"rows.outputs[0]: {told}")
+    inputs = [pb.ForwardInput(tokens=[1, 2])]
+    info = FakeBackend().info
+    for outputs in ([pb.FORWARD_OUTPUT_LOGITS], [pb.FORWARD_OUTPUT_HIDDEN, pb.FORWARD_OUTPUT_LOGITS]):
+        with pytest.raises(RequestRefused, match="outputs: LOGITS: this executor") as caught:
+            decode_forward(pb.ForwardRequest(inputs=inputs, outputs=outputs), HEAD, info)
+        assert caught.value.refusal.reason is Reason.UNSUPPORTED
+    decode_forward(pb.ForwardRequest(inputs=inputs, outputs=[pb.FORWARD_OUTPUT_HIDDEN]), HEAD, info)
+
+
 def test_scores_and_vectors_arrive_whole() -> None:
     hidden: dict[str, Any] = {"output": pb.OUTPUT_MODE_HIDDEN, "tokens": [1, 2]}
     openings = [

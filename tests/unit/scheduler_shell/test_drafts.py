@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from paceline.channel import PLAINTEXT
+from paceline.executor.v1 import executor_pb2 as pb
 
 from scheduler_service.core.errors import UnknownStep
 from scheduler_service.core.scheduler import StepScheduler
@@ -179,6 +180,15 @@ async def test_another_vocabulary_at_the_first_handshake_is_a_mistake_that_names
         assert f"--draft-executor 127.0.0.1:{port}" in made.pool.mistake
         assert "10 tokens, fingerprint 776f726473, s" in made.pool.mistake
         assert said in made.pool.mistake
+
+
+async def test_a_model_with_a_classification_head_drafts_nothing() -> None:
+    fake = FakeExecutor()
+    fake.capabilities = [pb.CAPABILITY_CLASSIFIER]
+    async with serving(fake) as port, drafting(port) as made:
+        async with asyncio.timeout(60):
+            await made.pool.misconfigured.wait()
+        assert "has a classification head in place of an output layer" in made.pool.mistake
 
 
 async def test_another_vocabulary_at_a_later_handshake_is_a_refusal_and_no_mistake() -> None:

@@ -193,12 +193,13 @@ def test_every_limit_that_clients_are_told_is_asked_of_a_standby_executor() -> N
     offered |= {field.name for field in fields(ServedModel) if field.type in ("int", "bool")}
     offered.remove("takes_reasoning")  # the chat template's, which executors of one model have in common
     model = served_model(facts_of(), TokenizerSource(), LIMITS)
-    least = facts_of((), context=1, hidden=0, **dict.fromkeys(FULL, 0))
+    least = facts_of((executor_pb.CAPABILITY_CLASSIFIER,), context=1, hidden=0, **dict.fromkeys(FULL, 0))
     lacking = {line.split(":")[0] for line in shortcomings(least, model)}
     named = {
         "adapters": "has_adapters",
         "forks": "max_n",
         "grammars that begin after a token": "grammars_begin",
+        "an output layer": "can_sample",
         "scores": "can_score",
         "hidden_size": "embedding_size",
     }

@@ -17,6 +17,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import Mode
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+CLASSIFIER = "score.weight"  # the head of a model for sequence classification, in directories
 SINKS = "self_attn.sinks"  # of a layer
 # Of experts: what is added to the sigmoids that they are chosen by, and the one that all tokens have.
 CORRECTION = "mlp.gate.e_score_correction_bias"

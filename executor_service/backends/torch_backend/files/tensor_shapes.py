@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
+    CLASSIFIER,
     CORRECTION,
     EMBEDDING,
     FINAL_NORM,
@@ -22,8 +24,11 @@ Shapes = dict[str, tuple[int, ...]]
 Part = tuple[slice, ...]
 """A part of a tensor: a slice of each of its first dimensions, step 1."""
 
-_HEAD_BIAS, _LAYERS = "lm_head.bias", "model.layers."
-_CLASSIFIERS = ("score.weight", "cls.output.weight", "cls.weight")  # of directories; of GGUF files
+MAX_LABELS = 4096
+"""Rows of a classification head."""
+
+_HEAD_BIASES, _LAYERS = ("lm_head.bias", "score.bias"), "model.layers."
+_GGUF_CLASSIFIERS = ("cls.output.weight", "cls.weight")
 _BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")  # old files have them beside the weights; ignored
 
 
@@ -35,6 +40,8 @@ def expected_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield FINAL_NORM, (hidden,)
     if not spec.tied_embeddings:
         yield HEAD, (spec.vocab_size, hidden)
+    if spec.labels:
+        yield CLASSIFIER, (spec.labels, hidden)
     for i in range(spec.layers):
         layer = f"model.layers.{i}."
         yield from ((f"{layer}{norm}.weight", (hidden,)) for norm in spec.norms if norm)
@@ -76,13 +83,25 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int, *, bias: bool) -> Iterator
 
 
 def check_no_classifier(found: Collection[str], where: str) -> None:
-    """Raises ModelError where a tensor is the head of a model for sequence classification."""
-    for name in _CLASSIFIERS:
+    """Raises ModelError where a tensor of a GGUF file is the head of a model for classification."""
+    for name in _GGUF_CLASSIFIERS:
         if name in found:
             raise ModelError(
-                f"{where}: tensor {name!r} is a classification head, which is not supported; to rerank, serve"
-                " a model with its output layer, such as Qwen3-Reranker as it was published"
+                f"{where}: tensor {name!r} is a classification head, which is not supported in GGUF files; to"
+                " rerank, serve the directory that it was made of, or a model with its output layer"
             )
+
+
+def with_classifier(spec: ModelSpec, found: Shapes, where: str) -> ModelSpec:
+    """The spec of a model that has the head of a model for sequence classification. Raises ModelError."""
+    shape = found[CLASSIFIER]
+    if len(shape) != 2 or not 1 <= shape[0] <= MAX_LABELS:
+        raise ModelError(
+            f"{where}: tensor {CLASSIFIER!r} has the shape {shape}, expected 1 to {MAX_LABELS} rows"
+        )
+    if HEAD in found:
+        raise ModelError(f"{where}: {CLASSIFIER!r} and {HEAD!r}: a model has one of both heads")
+    return replace(spec, labels=shape[0], tied_embeddings=True)
 
 
 def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:
@@ -110,5 +129,5 @@ def unused(spec: ModelSpec, found: Shapes) -> Iterator[str]:
     for name in found:
         layer = name.removeprefix(_LAYERS).split(".", 1)[0] if name.startswith(_LAYERS) else ""
         inside = layer.isdecimal() and int(layer) < spec.layers and not name.endswith(_BUFFERS)
-        if (inside or name == _HEAD_BIAS) and name not in used:
+        if (inside or name in _HEAD_BIASES) and name not in used:
             yield name

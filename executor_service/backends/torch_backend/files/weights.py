@@ -35,6 +35,7 @@ from executor_service.backends.torch_backend.files.packed_experts import PackedE
 from executor_service.backends.torch_backend.files.scaled_numbers import Weight, plain
 from executor_service.backends.torch_backend.files.shape_fields import by_fields
 from executor_service.backends.torch_backend.files.stored_names import (
+    CLASSIFIER,
     EMBEDDING,
     HEAD,
     Place,
@@ -45,11 +46,11 @@ from executor_service.backends.torch_backend.files.stored_names import (
 from executor_service.backends.torch_backend.files.tensor_shapes import (
     Part,
     Shapes,
-    check_no_classifier,
     check_shape,
     check_shapes,
     expected_shapes,
     unused,
+    with_classifier,
 )
 from executor_service.files.json_file import read_json
 
@@ -120,7 +121,8 @@ class DirectoryCheckpoint:
 
     `tie_word_embeddings` means what it does in transformers: if the file has different tensors for embedding
     and head, both are used, and one of the two may be missing. A model that was saved without its output
-    layer (Qwen3-Embedding) has names without "model.".
+    layer (Qwen3-Embedding) has names without "model.". `score.weight` in its place makes it one for sequence
+    classification.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,8 +168,9 @@ class DirectoryCheckpoint:
         return found | parts
 
     def _check(self) -> None:
-        check_no_classifier(self._stored, self.name)
         found = self._found()
+        if CLASSIFIER in found:
+            self.spec = with_classifier(self.spec, found, self.name)
         if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
             untied = dataclasses.replace(self.spec, tied_embeddings=False)
             check_shapes(untied, found, self.name)

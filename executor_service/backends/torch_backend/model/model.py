@@ -16,7 +16,13 @@ from executor_service.backends.base import Progress
 from executor_service.backends.torch_backend.files.architecture.rope.tables import RopeTables, rope_tables
 from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
-from executor_service.backends.torch_backend.files.stored_names import EMBEDDING, FINAL_NORM, HEAD, SINKS
+from executor_service.backends.torch_backend.files.stored_names import (
+    CLASSIFIER,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    SINKS,
+)
 from executor_service.backends.torch_backend.files.weights import Checkpoint
 from executor_service.backends.torch_backend.model.mlp import MixtureMlp, Mlp
 from executor_service.backends.torch_backend.model.norms import Norms
@@ -78,6 +84,7 @@ class Model:
         tied = s.tied_embeddings
         self.head: Linear = kernels.head(embedding if tied else checkpoint.read_weight(HEAD))
         self.embedding = None if tied else _embedding(embedding, kernels)
+        self._classifier = kernels.head(checkpoint.read_weight(CLASSIFIER)) if s.labels else None
         blocks = [
             Block(
                 layer.attention_norm, layer.qkv, layer.qk_norms, layer.attention, layer.output,
@@ -160,6 +167,10 @@ class Model:
         """The final norm of some rows of `residual`, each on its own."""
         return self._norms.of(residual, self.norm)
 
+    def vectors(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What clients get for final hidden states: themselves, or a head's scores [rows, labels]; fp32."""
+        return (hidden if self._classifier is None else self._classifier(hidden)).float()
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocabulary]; on a shard, its part of the vocabulary."""
         self._most_outputs = max(self._most_outputs, len(hidden))
@@ -193,6 +204,8 @@ class Model:
 
     def _sizes(self) -> Iterator[int]:
         yield self.head.bytes()
+        if self._classifier is not None:
+            yield self._classifier.bytes()
         if self.embedding is not None:
             yield self.embedding.bytes()
         for layer in self.layers:

@@ -46,7 +46,7 @@ def prompt_outputs(
         scores = _scores(model, shard, [rows[i] for i in scored], hidden[place])
     if shard.rank > 0:
         return {}
-    outputs = {i: _states(_prompt(rows[i]), hidden[mine[i]]) for i in mine}
+    outputs = {i: _states(model, _prompt(rows[i]), hidden[mine[i]]) for i in mine}
     for i, found in zip(scored, scores, strict=True):
         outputs[i].scores = found
         outputs[i].finite &= found is not None
@@ -65,15 +65,17 @@ def _prompt(row: ForwardRow) -> PromptOutputs:
     return row.prompt
 
 
-def _states(prompt: PromptOutputs, hidden: torch.Tensor) -> RowOutput:
+def _states(model: Model, prompt: PromptOutputs, hidden: torch.Tensor) -> RowOutput:
     """The vectors that a row asks for, of its hidden states [states, hidden]."""
     output = RowOutput()
     if prompt.last:
-        output.hidden = hidden[-1].float().cpu().numpy().copy()  # not a view that keeps all states
+        vectors = model.vectors(hidden[-1:])
+        output.hidden = vectors[0].cpu().numpy().copy()  # not a view that keeps all states
         output.finite &= bool(np.isfinite(output.hidden).all())
     if prompt.total:
         # Exact, hence the same in any order: see HIDDEN_UNIT.
-        output.hidden_sum = ((hidden.double() / HIDDEN_UNIT).round().sum(0) * HIDDEN_UNIT).cpu().numpy()
+        units = model.vectors(hidden).double() / HIDDEN_UNIT
+        output.hidden_sum = units.round().sum(0).mul(HIDDEN_UNIT).cpu().numpy()
         output.finite &= bool(np.isfinite(output.hidden_sum).all())
     return output
 

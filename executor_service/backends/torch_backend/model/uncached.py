@@ -39,9 +39,10 @@ def forward_uncached(
     the last bit where a row does not depend on its batch.
     """
     hidden = _hidden(model, [tokens], page_size, view)
-    mean, part = hidden.float().mean(0), hidden[view.returned]
+    vectors, part = model.vectors(hidden), hidden[view.returned]
+    mean = vectors.mean(0)
     return ForwardOutput(
-        hidden=part.float().cpu().numpy() if "hidden" in want else None,
+        hidden=vectors[view.returned].cpu().numpy() if "hidden" in want else None,
         embedding=(mean / mean.norm().clamp_min(1e-12)).cpu().numpy() if "embedding" in want else None,
         logits=shard.whole_logits(model.logits(part)).cpu().numpy() if "logits" in want else None,
     )

@@ -283,6 +283,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """OUTPUT_MODE_HIDDEN"""
     CAPABILITY_FORWARD_MASKS: _Capability.ValueType  # 20
     """ForwardInput.position_ids and attention_mask"""
+    CAPABILITY_CLASSIFIER: _Capability.ValueType  # 21
+    """The model has a classification head in place of an output layer: vectors, of OUTPUT_MODE_HIDDEN and of Forward,
+    are its scores, ModelInfo.hidden_size of them. Rows with another output than HIDDEN or NONE are UNIMPLEMENTED.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What an executor may offer beyond the plain step."""
@@ -313,6 +317,10 @@ CAPABILITY_POOLING: Capability.ValueType  # 15
 """OUTPUT_MODE_HIDDEN"""
 CAPABILITY_FORWARD_MASKS: Capability.ValueType  # 20
 """ForwardInput.position_ids and attention_mask"""
+CAPABILITY_CLASSIFIER: Capability.ValueType  # 21
+"""The model has a classification head in place of an output layer: vectors, of OUTPUT_MODE_HIDDEN and of Forward,
+are its scores, ModelInfo.hidden_size of them. Rows with another output than HIDDEN or NONE are UNIMPLEMENTED.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _ErrorReason:
@@ -1715,6 +1723,7 @@ class ModelInfo(_message.Message):
     dtype: _builtins.str
     device: _builtins.str
     hidden_size: _builtins.int
+    """values of a vector, see CAPABILITY_CLASSIFIER too"""
     layers: _builtins.int
     kv_bytes_per_token: _builtins.int
     heads: _builtins.int

@@ -264,6 +264,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """WatchSteps"""
     CAPABILITY_DIRECTORY: _Capability.ValueType  # 21
     """WatchSchedulers, AnnounceScheduler"""
+    CAPABILITY_CLASSIFIER: _Capability.ValueType  # 22
+    """The model has a classification head in place of an output layer: Embed brings its scores, and Generate is
+    UNIMPLEMENTED.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """What a scheduler offers. Fields that belong to anything else are refused."""
@@ -305,6 +309,10 @@ CAPABILITY_STEP_LOG: Capability.ValueType  # 20
 """WatchSteps"""
 CAPABILITY_DIRECTORY: Capability.ValueType  # 21
 """WatchSchedulers, AnnounceScheduler"""
+CAPABILITY_CLASSIFIER: Capability.ValueType  # 22
+"""The model has a classification head in place of an output layer: Embed brings its scores, and Generate is
+UNIMPLEMENTED.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _FinishReason:
@@ -474,11 +482,13 @@ class _RerankMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RerankMe
     RERANK_METHOD_YES_NO: _RerankMethod.ValueType  # 1
     """The model is asked, through its chat template with reasoning switched off, whether the document answers
     the query, in the words of Qwen3-Reranker; the score, 0..1, is the probability of "yes" among "yes"
-    and "no" as the first token of the answer.
+    and "no" as the first token of the answer. With CAPABILITY_CLASSIFIER, it is the sigmoid of the head's score
+    behind the same prompt; UNIMPLEMENTED if the head has several.
     """
     RERANK_METHOD_LIKELIHOOD: _RerankMethod.ValueType  # 2
     """The score, at most 0, is the mean natural logprob of the query's tokens behind the document and an empty
     line (query likelihood). Without a template, for any model; scores of different queries don't compare.
+    UNIMPLEMENTED with CAPABILITY_CLASSIFIER.
     """
 
 class RerankMethod(_RerankMethod, metaclass=_RerankMethodEnumTypeWrapper): ...
@@ -488,11 +498,13 @@ RERANK_METHOD_UNSPECIFIED: RerankMethod.ValueType  # 0
 RERANK_METHOD_YES_NO: RerankMethod.ValueType  # 1
 """The model is asked, through its chat template with reasoning switched off, whether the document answers
 the query, in the words of Qwen3-Reranker; the score, 0..1, is the probability of "yes" among "yes"
-and "no" as the first token of the answer.
+and "no" as the first token of the answer. With CAPABILITY_CLASSIFIER, it is the sigmoid of the head's score
+behind the same prompt; UNIMPLEMENTED if the head has several.
 """
 RERANK_METHOD_LIKELIHOOD: RerankMethod.ValueType  # 2
 """The score, at most 0, is the mean natural logprob of the query's tokens behind the document and an empty
 line (query likelihood). Without a template, for any model; scores of different queries don't compare.
+UNIMPLEMENTED with CAPABILITY_CLASSIFIER.
 """
 Global___RerankMethod: _TypeAlias = RerankMethod  # noqa: Y015
 

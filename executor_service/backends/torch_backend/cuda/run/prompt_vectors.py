@@ -33,14 +33,15 @@ class PromptVectors:
         with torch.inference_mode():
             at = upload(parts, residual.device)
             if self._last:
-                self._vectors = download(model.final(residual[at["last"]]).float())
+                self._vectors = download(model.vectors(model.final(residual[at["last"]])))
             if self._total:
-                shape = (len(self._total), residual.shape[1])
+                shape = (len(self._total), model.spec.vector_size)
                 sums = torch.zeros(shape, dtype=torch.float64, device=residual.device)
                 for first in range(0, len(at["tokens"]), _TOKENS):
                     part = slice(first, first + _TOKENS)
                     # Exact, hence the same in any order: see HIDDEN_UNIT.
-                    units = (model.final(residual[at["tokens"][part]]).double() / HIDDEN_UNIT).round()
+                    vectors = model.vectors(model.final(residual[at["tokens"][part]]))
+                    units = (vectors.double() / HIDDEN_UNIT).round()
                     sums.index_add_(0, at["owners"][part], units)
                 self._sums = download(sums * HIDDEN_UNIT)
 

@@ -75,7 +75,7 @@ HARMLESS = frozenset(
         "resid_pdrop", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef",
         # tasks
         "finetuning_task", "id2label", "label2id", "num_labels", "prefix", "problem_type",
-        "task_specific_params",
+        "task_specific_params", "sbert_ce_default_activation_function", "sentence_transformers",
         # lengths that tokenizers and older code look at; max_position_embeddings is read
         "max_sequence_length", "model_max_length", "tokenizer_model_max_length", "tokenizer_padding_side",
         # token ids; the ids that end a text are read

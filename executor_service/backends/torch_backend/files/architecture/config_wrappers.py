@@ -12,7 +12,7 @@ from executor_service.files.fields import Fields, shown
 
 _TEXT = "text_config"
 _SHARED = ("eos_token_id", "tie_word_embeddings")  # beside `text_config` they come first
-_OURS = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+_OURS = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.", "score.")
 _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),

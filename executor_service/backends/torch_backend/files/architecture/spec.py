@@ -106,7 +106,7 @@ class ModelSpec:
     qkv_bias: bool
     output_bias: bool  # of the attention's output projection
     qk_norm: QkNorm
-    tied_embeddings: bool  # the output layer is the embedding
+    tied_embeddings: bool  # the output layer is the embedding; also of a model without one
     window: WindowSpec | None  # None: a token sees all tokens before it, in all layers
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...]
@@ -118,6 +118,12 @@ class ModelSpec:
     score_cap: float = 0.0  # attention scores s become cap * tanh(s / cap), if it is not 0
     logit_cap: float = 0.0  # logits likewise, after their scale
     logit_scale: float = 1.0
+    labels: int = 0  # scores of its classification head, in place of an output layer; 0: it has none
+
+    @property
+    def vector_size(self) -> int:
+        """Values of a text's vector: of a final hidden state, or the scores of a classification head."""
+        return self.labels or self.hidden_size
 
     def rope_of(self, layer: int) -> RopeSpec:
         """The rotary embedding of a layer."""

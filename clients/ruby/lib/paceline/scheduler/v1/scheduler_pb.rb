@@ -619,6 +619,7 @@ Google::Protobuf::DescriptorPool.generated_pool.build do
       value :CAPABILITY_WAIT_REASONS, 19
       value :CAPABILITY_STEP_LOG, 20
       value :CAPABILITY_DIRECTORY, 21
+      value :CAPABILITY_CLASSIFIER, 22
     end
     add_enum "paceline.scheduler.v1.FinishReason" do
       value :FINISH_REASON_UNSPECIFIED, 0
