@@ -59,6 +59,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("exaone4", "no-window", {}),
     ("exaone4", "long-window", {}),
     ("gemma2", "window-of-one", {}),
+    *[
+        (architecture, variant, {})
+        for architecture in ("olmoe", "qwen2_moe", "glm4_moe", "minimax_m2")
+        for variant in ("plain", "one-kv-head", "odd-heads", "tied", "bf16")
+    ],
+    ("olmoe", "one-expert", {}),
+    ("olmoe", "yarn", {}),
+    ("qwen2_moe", "no-bias", {}),
+    ("glm4_moe", "qk-norm", {}),
+    ("glm4_moe", "dense-layers", {}),
+    ("glm4_moe", "shares-as-they-are", {}),
+    ("minimax_m2", "one-expert", {}),
+    ("minimax_m2", "wide-heads", {}),
 ]
 
 
@@ -74,4 +87,14 @@ def test_a_gguf_file_is_the_same_model(
     backend = loaded(convert(tmp_path / "model", tmp_path / "model.gguf"))
     check_pieces(backend, expected)
     check_batch(backend, expected)
+    backend.close()
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("glm4_moe", {"drafts": 2})])
+def test_a_file_may_have_blocks_that_draft(
+    architecture: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = expected_of(save_random(config_of(architecture, "plain"), tmp_path / "model"))
+    backend = loaded(convert(tmp_path / "model", tmp_path / "model.gguf", **options))
+    check_pieces(backend, expected)
     backend.close()

@@ -18,6 +18,7 @@ from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, u
 from executor_service.backends.torch_backend.files.gguf_file import GgufFile
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.stored_names import (
+    SHARED_GATE,
     Place,
     is_rotated,
     order_of_halves,
@@ -34,7 +35,10 @@ _MAX_FACTORS = 4096  # of rotary frequencies
 
 
 class GgufCheckpoint:
-    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone."""
+    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone.
+
+    Blocks beyond the model's layers draft tokens, and are not read.
+    """
 
     def __init__(self, path: Path, *, blocks: bool = False) -> None:
         """`blocks`: `read_weight` returns numbers, scales and minima of the formats in `gguf_blocks`."""
@@ -55,16 +59,24 @@ class GgufCheckpoint:
         for name, shape in expected_shapes(self.spec):
             place = place_in_gguf(self.spec, name)
             tensor = self.file.tensors.get(place.name)
-            found = {}
-            if tensor is not None and (place.expert is None or place.expert < tensor.shape[0]):
-                found[name] = tensor.shape if place.expert is None else tensor.shape[1:]
+            found = {} if tensor is None else {name: tensor.shape}
             if place.rows is not None:
                 shape = place.all_rows, *shape[1:]
+            if self.spec.moe is not None and place.expert is not None:
+                shape = self.spec.moe.experts, *shape
+            if name.endswith(SHARED_GATE) and found.get(name) == shape[1:]:
+                shape = shape[1:]
             check_shape(name, shape, found, where)
             used.add(place.name)
         for stored in self.file.tensors:
-            if stored not in used:
+            if stored not in used and not self._drafts(stored):
                 raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
+
+    def _drafts(self, stored: str) -> bool:
+        """Whether a tensor is of a block that drafts tokens."""
+        blocks = self.file.metadata[f"{self.file.metadata['general.architecture']}.block_count"]
+        first, number, *_ = *stored.split("."), ""
+        return first == "blk" and number.isdecimal() and self.spec.layers <= int(number) < blocks
 
     def _factors(self, name: str) -> tuple[float, ...]:
         """Divisors of the rotary frequencies, of a tensor that has one for each. Raises ModelError."""
@@ -103,6 +115,8 @@ class GgufCheckpoint:
     def _rows(self, name: str, place: Place, stored: NDArray[Any]) -> NDArray[Any]:
         """The rows of one of the model's tensors, in its order, of what is stored at its place."""
         rows = stored if place.rows is None else stored[place.rows]
+        if name.endswith(SHARED_GATE):
+            rows = rows.reshape(1, -1)  # llama.cpp has it as a vector
         if FAMILIES[self.spec.architecture].gguf_pairs and is_rotated(name):
             rows = rows[order_of_halves(len(rows), self.spec.head_dim, self.spec.rotary_dim)]
         return rows

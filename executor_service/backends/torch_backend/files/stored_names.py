@@ -42,7 +42,10 @@ _GGUF_LAYER_NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    SHARED_GATE.removesuffix(".weight"): "ffn_gate_inp_shexp",
+    **{f"{SHARED_EXPERT}{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+_GGUF_OTHERS = {SINKS: "attn_sinks.weight", CORRECTION: "exp_probs_b.bias"}
 _GGUF_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")  # as in `NormNames`
 
 
@@ -72,6 +75,8 @@ def place_in_gguf(spec: ModelSpec, name: str) -> Place:
         return Place(_GGUF_NAMES[name])
     place = _unfused(spec, name)
     layer, stem, suffix = _split(place.name)
+    if other := _GGUF_OTHERS.get(f"{stem}.{suffix}"):
+        return Place(f"blk.{layer}.{other}")
     if stem in spec.norms:
         stored = _GGUF_NORMS[spec.norms.index(stem)]
     elif stem.startswith("mlp.experts."):

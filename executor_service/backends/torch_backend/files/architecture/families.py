@@ -12,6 +12,7 @@ from executor_service.backends.torch_backend.files.architecture.family_shared im
     MLP_BIASES,
     NORMS_AFTER,
     OLMO,
+    POST_NORM,
     QWEN,
     UNUSED_HUNYUAN,
     UNUSED_MIXERS,
@@ -57,7 +58,7 @@ FAMILIES: Mapping[str, Family] = {
             "max_position_embeddings": 524_288,
         },
         gguf="seed_oss",
-        gguf_renamed=(("ffn_norm", "post_attention_norm"),),
+        gguf_renamed=POST_NORM,
         biases=BiasRule(
             qkv=("attention_bias", True), output=("attention_out_bias", False), mlp=("mlp_bias", False)
         ),

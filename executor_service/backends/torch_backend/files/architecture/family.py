@@ -25,6 +25,7 @@ class MixtureRule:
     chosen: bool = False  # it says which layers are mixtures
     dense_first: int | None = None  # default of `first_k_dense_replace`; None: it is not read
     scaled: bool | None = None  # default of `norm_topk_prob`; None: it is not read, and shares are scaled
+    gguf_scaled: bool = True  # to llama.cpp, where a GGUF file does not say it
     clamped: bool = False  # as `MoeSpec.clamped`
     corrected: bool = False  # as `MoeSpec.corrected`; `routed_scaling_factor` scales the shares
     shared_size: str = ""  # field of the neurons of an expert that all tokens have, which has a gate

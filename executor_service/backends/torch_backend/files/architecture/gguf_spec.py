@@ -12,14 +12,17 @@ from typing import Any
 
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.family import Family
+from executor_service.backends.torch_backend.files.architecture.gguf_mixture import (
+    mixture_from_gguf,
+    mixture_keys,
+)
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.files.architecture.spec import (
     MAX_END_IDS,
-    MAX_EXPERTS,
     MAX_LAYERS,
     ModelSpec,
-    MoeSpec,
+    QkNorm,
     Scales,
     WindowSpec,
     checked,
@@ -45,6 +48,7 @@ _OF_IMAGES = (
 )
 """Keys of the text models of `RopeRule.sections`, which say nothing of texts."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_OF_MULTIPLIERS = ("embedding_scale", "residual_scale", "logit_scale")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
     **dict.fromkeys((*_CAPS, "router_logit_softcapping"), (0,)),
@@ -61,7 +65,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_gating_func": (0, 1),  # unset, softmax
     **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
     **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers"), (0,)),
+    **dict.fromkeys(("leading_dense_block_count", "n_deepstack_layers"), (0,)),
     **dict.fromkeys(("interleave_moe_layer_step", "moe_every_n_layers"), (0, 1)),
     **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), (0,)),
 }
@@ -93,7 +97,10 @@ def spec_from_gguf(
     f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
     if family.rope.sections:
         f.ignore(*(f"{name}.{key}" for key in _OF_IMAGES))
-    layers = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
+    blocks = f.size(f"{name}.block_count", max_size=MAX_LAYERS)
+    layers = blocks - f.count(f"{name}.nextn_predict_layers", 0)  # which draft tokens, and come last
+    if layers < 1:
+        raise f.fault(f"{name}.nextn_predict_layers leaves none of {name}.block_count {blocks}")
     hidden, heads = f.size(f"{name}.embedding_length"), f.size(f"{name}.attention.head_count")
     head_dim = f.size(f"{name}.attention.key_length", max(hidden // heads, 1))
     if f.size(f"{name}.attention.value_length", head_dim) != head_dim:
@@ -107,7 +114,7 @@ def spec_from_gguf(
     caps = _caps(f, name, family)
     tokens = f.get("tokenizer.ggml.tokens", None)
     vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
-    moe = _moe(f, name, family, layers)
+    moe = mixture_from_gguf(f, name, family, layers)
     stops = tuple(
         i
         for kind in ("eos", "eot")
@@ -115,6 +122,9 @@ def spec_from_gguf(
     )
     rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors)
     window = _window(f, name, family, layers, context, rope)
+    qk_norm = family.qk_norm
+    if family.qk_norm_flagged and "blk.0.attn_q_norm.weight" not in tensors:
+        qk_norm = QkNorm.NONE
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -135,7 +145,7 @@ def spec_from_gguf(
         rotary_dim=rotary_dim,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
-        qk_norm=family.qk_norm,
+        qk_norm=qk_norm,
         tied_embeddings="output.weight" not in tensors,
         window=window,
         moe=moe,
@@ -152,8 +162,11 @@ def spec_from_gguf(
 
 def _own_keys(family: Family) -> Collection[str]:
     """The keys of `_NEUTRAL` that this family reads."""
-    scales = ("embedding_scale", "residual_scale", "logit_scale") if family.multipliers else ()
-    return (*scales, *(_CAPS if family.caps else ()))
+    return (
+        *mixture_keys(family.mixture),
+        *(_OF_MULTIPLIERS if family.multipliers else ()),
+        *(_CAPS if family.caps else ()),
+    )
 
 
 def _scales(f: Fields, name: str, family: Family, hidden: int, expected: float) -> Scales:
@@ -213,21 +226,3 @@ def _window(
     if not size or not sliding or (size >= context and not rule.matters):
         return None
     return WindowSpec(size, sliding, rope)
-
-
-def _moe(f: Fields, name: str, family: Family, layers: int) -> MoeSpec | None:
-    if family.mixture is None:
-        f.only(f"{name}.expert_count", (0,))
-        f.ignore(*(f"{name}.expert_{key}" for key in ("used_count", "feed_forward_length", "weights_norm")))
-        return None
-    normed = f.flag(f"{name}.expert_weights_norm", default=True)  # seldom said: llama.cpp always does
-    if not normed and not family.mixture.chosen:
-        raise f.fault(f"{name}.expert_weights_norm false is not supported")
-    size = f.get(f"{name}.feed_forward_length", None) if name == "llama" else None
-    return MoeSpec(
-        experts=f.size(f"{name}.expert_count", max_size=MAX_EXPERTS),
-        experts_per_token=f.size(f"{name}.expert_used_count", max_size=MAX_EXPERTS),
-        intermediate_size=f.size(f"{name}.expert_feed_forward_length", size),
-        norm_topk_prob=normed,
-        sparse_layers=frozenset(range(layers)),
-    )

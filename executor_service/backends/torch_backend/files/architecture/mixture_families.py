@@ -9,6 +9,7 @@ from executor_service.backends.torch_backend.files.architecture.family import Bi
 from executor_service.backends.torch_backend.files.architecture.family_shared import (
     MISTRAL,
     OLMO,
+    POST_NORM,
     QWEN,
 )
 from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
@@ -40,10 +41,10 @@ MIXTURES: Mapping[str, Family] = {
         sizes=OLMO
         | {"hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16}
         | {"num_attention_heads": 16, "max_position_embeddings": 4096},
-        gguf="",
+        gguf="olmoe",
         norm_eps=1e-5,
         qk_norm=QkNorm.ALL,
-        mixture=MixtureRule(64, 8, "intermediate_size", scaled=False),
+        mixture=MixtureRule(64, 8, "intermediate_size", scaled=False, gguf_scaled=False),
     ),
     "gpt_oss": Family(
         sizes={
@@ -93,7 +94,7 @@ MIXTURES: Mapping[str, Family] = {
         | {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
         | {"num_attention_heads": 16, "num_key_value_heads": 16}
         | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
-        gguf="",
+        gguf="qwen2moe",
         window=WindowRule(size=4096, flagged=True, listed=True, last=28, period=2),
         biases=BiasRule(qkv=("qkv_bias", True), output=("", False)),
         mixture=MixtureRule(
@@ -102,6 +103,7 @@ MIXTURES: Mapping[str, Family] = {
             "moe_intermediate_size",
             chosen=True,
             scaled=False,
+            gguf_scaled=False,
             shared_size="shared_expert_intermediate_size",
         ),
     ),
@@ -117,7 +119,8 @@ MIXTURES: Mapping[str, Family] = {
             "moe_intermediate_size": 1408,
             "n_shared_experts": 1,
         },
-        gguf="",
+        gguf="glm4moe",
+        gguf_renamed=POST_NORM,
         fields=_DRAFT_LAYERS,
         biases=BiasRule(output=("", False)),
         rope=RopeRule(partial=0.5),
@@ -131,6 +134,7 @@ MIXTURES: Mapping[str, Family] = {
             counts=("n_routed_experts",),
             dense_first=1,
             scaled=True,
+            gguf_scaled=False,
             corrected=True,
             shared_count="n_shared_experts",
         ),
@@ -147,7 +151,7 @@ MIXTURES: Mapping[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 196_608,
         },
-        gguf="",
+        gguf="minimax-m2",
         fields=_DRAFT_LAYERS | {"mlp_intermediate_size", "rotary_dim", "shared_moe_mode"},
         expected={
             "qk_norm_type": ("per_layer",),
