@@ -1,4 +1,4 @@
-"""`python -m executor_service.planned_memory`: what executors will take of memory, before any is started.
+"""`python -m executor_service.memory_forecast`: what executors will take of memory, before any is started.
 
 Each line of standard input is the command line of one, as a list in JSON; each is answered by a line with its
 `bytes`, or with the `problem` for which it could not serve. Only headers of models' files are read.
@@ -26,7 +26,7 @@ def planned_bytes(config: ExecutorConfig) -> int:
     if config.backend != "torch":
         return _BASE_BYTES + (config.kv_memory or 0) + adapters
     from executor_service.backends.torch_backend.factory import torch_config
-    from executor_service.backends.torch_backend.planned import planned_bytes as of_model
+    from executor_service.backends.torch_backend.memory import planned_bytes as of_model
 
     try:
         whole = torch_config(TorchSettings.of(config))

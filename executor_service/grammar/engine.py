@@ -19,8 +19,8 @@ from executor_service.contract.grammar import GrammarStuck
 from executor_service.contract.masks import Masks, mask_bytes
 from executor_service.grammar.ambiguity import RuleCounts, rules_of
 from executor_service.grammar.escapes import OUTSIDE, Escapes
-from executor_service.grammar.json_schema import engine_schema, engine_schema_text
 from executor_service.grammar.lark import engine_lark
+from executor_service.grammar.narrowed_schema import engine_schema, engine_schema_text
 from executor_service.grammar.source import GrammarInvalid, GrammarSource, choices_regex, tagged_parts
 from executor_service.grammar.tokenizer import TokenizerUnsupported, engine_tokenizer
 

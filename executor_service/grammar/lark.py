@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from executor_service.grammar.ambiguity import count_rules
-from executor_service.grammar.json_schema import engine_schema
+from executor_service.grammar.narrowed_schema import engine_schema
 from executor_service.grammar.source import GrammarInvalid
 
 _JSON = "%json"

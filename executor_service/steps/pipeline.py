@@ -225,7 +225,11 @@ class Pipeline:
         return RowReservation(session, plan, self._store, self._backend, now_s, ahead).reserve()
 
     def _commit(self, step: StepInFlight, outputs: ForwardOutputs) -> StepCommit:
-        """Commit a step's rows. Rows after them get their masks, or are refused where mispredicted."""
+        """Commit a step's rows, then settle the steps in flight with what these have become.
+
+        A row that continues an undone one is refused. A row with a grammar gets its masks, which needed the
+        committed tokens; it is refused, or loses drafts, where the grammar does not allow them.
+        """
         pages = self._store.pages
         free, cached = pages.free, pages.cached
         next_rows = self._in_flight[0].rows if self._in_flight else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from heapq import nlargest
 
 from scheduler_service.core.drafting.speculator import Speculator
-from scheduler_service.core.fairness import FairQueue
+from scheduler_service.core.fair_queue import FairQueue
 from scheduler_service.core.forecast import Forecast
 from scheduler_service.core.sequence import LiveRequest
 from scheduler_service.core.sequence_pool import SequencePool

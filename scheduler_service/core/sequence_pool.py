@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.adapter_slots import UsedSlots
-from scheduler_service.core.fairness import FairQueue
+from scheduler_service.core.fair_queue import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.states import WITH_CACHE, SequenceState, Trigger

@@ -253,8 +253,8 @@ class SchedulerConnections:
         for endpoint in unused:
             endpoint.channel.close()
 
-    def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
-        """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
+    def failed(self, attempts: Attempts, failure: errors.PacelineError) -> float:
+        """Record a failed attempt and choose the next; returns or raises as `Attempts.failed`."""
         address, schedulers = attempts.address, 1
         if isinstance(failure, errors.RetryLater) and failure.reason and dns_name(address) is not None:
             schedulers = in_thread(schedulers_behind, address)
@@ -320,7 +320,7 @@ class SchedulerConnections:
                 return reply
             finally:
                 self._rotation.ended(address)
-            if is_set_within(self.closed, self.wait_s(attempts, failure)):
+            if is_set_within(self.closed, self.failed(attempts, failure)):
                 raise failure
 
     def is_serving(self, timeout_s: float | None) -> bool:

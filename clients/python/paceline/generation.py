@@ -156,7 +156,7 @@ class Generation(Generic[Parsed]):
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
         address = self._attempts.address
         try:
-            wait_s = self._schedulers.wait_s(self._attempts, failure)
+            wait_s = self._schedulers.failed(self._attempts, failure)
             if is_set_within(self._closed, wait_s):
                 raise StopIteration
             if self._schedulers.closed.is_set():

@@ -14,7 +14,7 @@ from paceline.cli.stack_secrets import draw_token
 from paceline.cli.token import entry
 from service_kit.identity import token_hash
 from service_kit.secrets import check_token
-from service_kit.tokens import by_digest, read_tokens
+from service_kit.token_file import by_digest, read_tokens
 
 from paceline_fleet.spec import FleetSpec, TokenFiles
 

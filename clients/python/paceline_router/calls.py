@@ -145,7 +145,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         uses = names_model(kind)
         with self._counted(model, context):
             if uses:
-                model = await self._up(model, metadata, context)
+                model = await self._loaded(model, metadata, context)
             elif not model.socket:
                 raise _not_serving(model)
             with self._supervisor.using("busy", model.name) if uses else nullcontext():
@@ -160,7 +160,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         """Have a model loaded, and wait until it serves. Raises CallEndError."""
         model = self._supervisor.models[name]
         with self._counted(model, context):
-            await self._up(model, {}, context)
+            await self._loaded(model, {}, context)
 
     @contextmanager
     def _counted(self, model: RoutedModel, context: _Context) -> Iterator[None]:
@@ -174,8 +174,10 @@ class RoutedCalls(grpc.GenericRpcHandler):
                 raise try_again(str(error), "QUEUE_FULL", _Code.RESOURCE_EXHAUSTED) from None
             yield
 
-    async def _up(self, model: RoutedModel, metadata: Mapping[str, Any], context: _Context) -> RoutedModel:
-        """The model once it serves, for which the call waits as long as its metadata says, or its deadline.
+    async def _loaded(
+        self, model: RoutedModel, metadata: Mapping[str, Any], context: _Context
+    ) -> RoutedModel:
+        """The model once it serves. It is loaded for this call, which waits as its metadata or deadline says.
 
         Raises CallEndError.
         """
@@ -183,7 +185,7 @@ class RoutedCalls(grpc.GenericRpcHandler):
         wait_s = MAX_WAIT_S if wanted is None else _wanted_s(_text(wanted))
         if (left_s := context.time_remaining()) is not None:
             wait_s = min(wait_s, left_s - 0.25)
-        if model.is_coming and wait_s > 0:
+        if model.may_serve_later and wait_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._supervisor.served(model.name)

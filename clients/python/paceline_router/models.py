@@ -53,7 +53,7 @@ class RoutedModel:
         return self.state in (ModelState.LOADING, ModelState.SERVING, ModelState.DRAINING)
 
     @property
-    def is_coming(self) -> bool:
+    def may_serve_later(self) -> bool:
         """Whether the model will serve after some time if calls want it."""
         return self.state is not ModelState.SERVING and (self.state is not ModelState.FAILED or self.may_load)
 

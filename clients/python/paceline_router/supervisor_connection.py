@@ -88,7 +88,7 @@ class SupervisorConnection:
     async def served(self, name: str) -> RoutedModel:
         """The model, once it serves, or won't; it is loaded for this call if it isn't."""
         with self.using("wanted", name):
-            while (model := self.models[name]).is_coming and not self.closing:
+            while (model := self.models[name]).may_serve_later and not self.closing:
                 await self.changed()
         return model
 

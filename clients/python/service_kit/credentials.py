@@ -16,7 +16,7 @@ import grpc.aio
 
 from service_kit.identity import MAX_PRIORITY, Identity, certificate_name, peer_name
 from service_kit.logs import Log
-from service_kit.tokens import Entry, by_digest, read_tokens
+from service_kit.token_file import Entry, by_digest, read_tokens
 
 log = Log(__name__)
 

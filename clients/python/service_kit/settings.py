@@ -32,7 +32,7 @@ from service_kit.known import nearest, unknown_flags, unknown_variables
 from service_kit.logs import LogFormat, LogLevel
 from service_kit.secrets import read_secrets
 from service_kit.security import ServerSecurity, check_tls_files, read_token
-from service_kit.tokens import Entry
+from service_kit.token_file import Entry
 
 EXIT_USAGE = 2
 """Exit status when a flag, a variable, the YAML file or the line of secrets is wrong."""

@@ -49,6 +49,7 @@ from executor_service.backends.torch_backend.kernel_choice import (
     compilation,
     make_kernels,
 )
+from executor_service.backends.torch_backend.memory import KV_BYTES, free_kv_bytes
 from executor_service.backends.torch_backend.model.host_runner import HostRunner
 from executor_service.backends.torch_backend.model.model import Model
 from executor_service.backends.torch_backend.model.runner import Numbers, Runner, Tell, tell_nobody
@@ -69,9 +70,6 @@ from executor_service.files.json_file import read_json
 from executor_service.files.model_card import ModelCard, card_of_directory, card_of_gguf
 
 log = Log(__name__)
-
-_CPU_KV_BYTES = 1 << 30
-_SPARE_SHARE, _MIN_SPARE_BYTES = 0.05, 2 << 30  # of device memory, left to CUDA graphs and libraries
 
 
 class TorchBackend:
@@ -164,12 +162,10 @@ class TorchBackend:
 
     def default_pages(self, page_size: int, rows: int, tokens: int) -> int:
         """Number of KV pages: on CUDA in free memory less the largest step's and adapters', else in 1 GiB."""
-        device, free = self.model.kernels.device, _CPU_KV_BYTES
+        device, free = self.model.kernels.device, KV_BYTES
         if device.type == "cuda":
             peak = step_bytes(self.model, self.info.context_length, rows, tokens)
-            torch.cuda.empty_cache()
-            free, total = torch.cuda.mem_get_info(device)
-            free -= self._adapter_bytes + peak + max(int(_SPARE_SHARE * total), _MIN_SPARE_BYTES)
+            free = free_kv_bytes(device, self._adapter_bytes + peak)
         return free // self.page_bytes(page_size) - 1  # page 0 is scratch
 
     def page_bytes(self, page_size: int) -> int:

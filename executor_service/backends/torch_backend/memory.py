@@ -1,4 +1,4 @@
-"""What a model will take of the host's memory, from its files' headers and its settings alone."""
+"""What a model takes of memory, known from its files' headers, and what a device leaves for KV pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _BASE_BYTES = 384 << 20
 _ID_BYTES = 1 << 10  # of the vocabulary, in the tokenizer and in the compiler of grammars
 _INT8_BYTES = 1.05  # of a weight, scales included
 _COPIES, _COPIES_OF_BLOCKS = 5, 2  # of the largest tensor, as of fp32, while it is read, checked and packed
-_KV_BYTES = 1 << 30  # by default
+KV_BYTES = 1 << 30  # by default, where the device has no memory of its own
+_SPARE_SHARE, _MIN_SPARE_BYTES = 0.05, 2 << 30  # of device memory, left to CUDA graphs and libraries
 
 
 def planned_bytes(config: TorchConfig, kv_bytes: int | None, pages: int | None, page_size: int) -> int:
@@ -43,7 +44,14 @@ def planned_bytes(config: TorchConfig, kv_bytes: int | None, pages: int | None, 
         kv_bytes = (pages + 1) * page_size * spec.layers * of_layer
     width = 4 * spec.hidden_size + 3 * spec.intermediate_size
     step = 4 * (config.max_piece_tokens * width + 2 * LOGITS_ROWS * spec.vocab_size)
-    return base + weights + max((_KV_BYTES if kv_bytes is None else kv_bytes) + step, loading)
+    return base + weights + max((KV_BYTES if kv_bytes is None else kv_bytes) + step, loading)
+
+
+def free_kv_bytes(device: torch.device, used: int) -> int:
+    """Bytes of a CUDA device for KV pages by default: all that is free but a spare part and `used`."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return free - used - max(int(_SPARE_SHARE * total), _MIN_SPARE_BYTES)
 
 
 def _weight_bytes(checkpoint: Checkpoint, dtype: str, parameters: int, files: int) -> int:

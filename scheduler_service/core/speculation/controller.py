@@ -146,18 +146,20 @@ class Controller:
         return lengths
 
     def _best_drafting(self, base: Work, candidates: Sequence[DraftCandidate]) -> DraftLengths:
+        """See `drafting`: the choice with the best rate, without trials."""
         count = len(candidates)
         at_once = np.zeros(count)  # tokens, by drafts that need no draft step
         at_once_lengths = np.zeros(count, dtype=np.intp)
         best_rate = base.rows / self.target.seconds(base)
-        instead = [i for i, c in enumerate(candidates) if c.at_once is not None]
-        if instead:
+        with_others = [i for i, c in enumerate(candidates) if c.at_once is not None]
+        if with_others:
             proposals = _values([n for c in candidates if (n := c.at_once) is not None], self._most)
             chosen, best_rate = self._best(base, proposals)
-            at_once_lengths[instead] = chosen
-            at_once[instead] = (proposals * (np.arange(len(proposals))[:, None] < chosen)).sum(axis=0)
+            at_once_lengths[with_others] = chosen
+            at_once[with_others] = (proposals * (np.arange(len(proposals))[:, None] < chosen)).sum(axis=0)
         values = _values([c.executor for c in candidates], self._most)
-        # Catching up by more than what a full acceptance leaves pays off over many cycles.
+        # A full acceptance leaves up to two tokens that the draft model has not read; each cycle pays for
+        # these. What is pending beyond them is read once, and counts as spread over AMORTIZED cycles.
         pending = np.array([c.pending if c.pending < 3 else 2 + c.pending / AMORTIZED for c in candidates])
         best = DraftLengths([0] * count, 1)
         best_rate *= DRAFTING_GAIN

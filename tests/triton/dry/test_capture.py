@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.backends.torch_backend import backend
+from executor_service.backends.torch_backend import memory
 from executor_service.backends.torch_backend.cuda.layout.adapted_tokens import max_tiles
 from executor_service.backends.torch_backend.cuda.layout.rows import Tiling, cut
 from executor_service.backends.torch_backend.cuda.layout.step_buffer import StepBuffer, StepShape, numbers_of
@@ -164,5 +164,5 @@ def test_graphs_and_the_largest_steps_fit_into_the_memory_that_is_left_to_them(
         print(f"  {graphs / 1e6:7.0f}  all graphs; the largest has {sizes}")
         for what, peak in peaks.items():
             print(f"  {peak / 1e6:7.0f}  {what}")
-    assert graphs <= backend._MIN_SPARE_BYTES
-    assert max(peaks.values()) <= reserved + backend._MIN_SPARE_BYTES - graphs
+    assert graphs <= memory._MIN_SPARE_BYTES
+    assert max(peaks.values()) <= reserved + memory._MIN_SPARE_BYTES - graphs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.planned_memory import answer
+from executor_service.memory_forecast import answer
 from tests.model.default_model import default_model
 
 GIB = 1 << 30
@@ -19,7 +19,7 @@ def test_each_line_of_settings_has_its_answer_and_wrong_ones_have_their_problem(
     lines = [["--backend", "oracle"], ["--backend", "oracle", "--kv-memory", "1GiB"], ["--nonsense"]]
     lines.append(["--backend", "torch", "--model", str(tmp_path / "gone")])
     done = subprocess.run(
-        [sys.executable, "-m", "executor_service.planned_memory"],
+        [sys.executable, "-m", "executor_service.memory_forecast"],
         input="".join(json.dumps(line) + "\n" for line in lines),
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ import pytest
 from paceline_fleet.roster import GONE_S, SETTLE_S, Roster, StackReport
 from paceline_fleet.spec import FleetSpec
 from paceline_fleet.tokens import check_tokens, make_tokens, stack_token
-from service_kit.tokens import read_tokens
+from service_kit.token_file import read_tokens
 
 
 def report(stack: str, slot: int = -1, model: str = "small", state: str = "serving") -> StackReport:

@@ -11,7 +11,7 @@ from scheduler_service.core.account import Account
 from scheduler_service.core.admission import SURPLUS_TOKENS
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.errors import NoRoom
-from scheduler_service.core.fairness import MAX_IDLE, FairQueue
+from scheduler_service.core.fair_queue import MAX_IDLE, FairQueue
 from scheduler_service.core.preemption import LEAD
 from scheduler_service.core.queue import SequenceQueue
 from tests.unit.scheduler.fake_executor import FakeExecutor

@@ -13,7 +13,7 @@ from paceline.channel import PLAINTEXT
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from service_kit.credentials import Credentials
 from service_kit.identity import Identity
-from service_kit.tokens import Entry
+from service_kit.token_file import Entry
 
 from scheduler_service.directory import directory as entries
 from scheduler_service.directory import live

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from service_kit.credentials import MAX_ABSENCES, Credentials
 from service_kit.identity import LOCAL, MAX_PRIORITY, Identity, peer_name, token_hash
-from service_kit.tokens import Entry, read_tokens
+from service_kit.token_file import Entry, read_tokens
 
 A, B = token_hash("a-token"), token_hash("b-token")
 

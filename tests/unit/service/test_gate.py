@@ -23,7 +23,7 @@ from service_kit.connections import Connections
 from service_kit.credentials import Credentials
 from service_kit.gate import Gate
 from service_kit.identity import Identity
-from service_kit.tokens import Entry
+from service_kit.token_file import Entry
 
 from tests.support.counting_proxy import CountingProxy, counting_proxy
 from tests.support.untyped import raw

@@ -14,7 +14,7 @@ from service_kit.audit import Audit
 from service_kit.credentials import Credentials
 from service_kit.gate import Gate
 from service_kit.identity import Identity
-from service_kit.tokens import Entry
+from service_kit.token_file import Entry
 
 from executor_service.contract.plan import Reason, RequestRefused
 from executor_service.rpc.errors import ErrorInterceptor

@@ -252,8 +252,8 @@ class SchedulerConnections:
         for endpoint in unused:
             await endpoint.channel.close()
 
-    async def wait_s(self, attempts: Attempts, failure: errors.PacelineError) -> float:
-        """Record a failed attempt; returns or raises as `Attempts.failed`: the seconds to wait."""
+    async def failed(self, attempts: Attempts, failure: errors.PacelineError) -> float:
+        """Record a failed attempt and choose the next; returns or raises as `Attempts.failed`."""
         address, schedulers = attempts.address, 1
         if isinstance(failure, errors.RetryLater) and failure.reason and dns_name(address) is not None:
             schedulers = await in_thread(schedulers_behind, address)
@@ -319,7 +319,7 @@ class SchedulerConnections:
                 return reply
             finally:
                 self._rotation.ended(address)
-            if await is_set_within(self.closed, await self.wait_s(attempts, failure)):
+            if await is_set_within(self.closed, await self.failed(attempts, failure)):
                 raise failure
 
     async def is_serving(self, timeout_s: float | None) -> bool:

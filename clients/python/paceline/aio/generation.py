@@ -155,7 +155,7 @@ class Generation(Generic[Parsed]):
         """After a failed attempt: wait and begin another, or raise the error for the caller."""
         address = self._attempts.address
         try:
-            wait_s = await self._schedulers.wait_s(self._attempts, failure)
+            wait_s = await self._schedulers.failed(self._attempts, failure)
             if await is_set_within(self._closed, wait_s):
                 raise StopAsyncIteration
             if self._schedulers.closed.is_set():

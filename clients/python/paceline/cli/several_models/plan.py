@@ -79,7 +79,7 @@ class ModelsConfig:
 async def planned(models: Sequence[ModelLaunch]) -> tuple[dict[str, int], dict[str, str]]:
     """Bytes that models need by name, and of those that could not be planned the reasons."""
     process = await asyncio.create_subprocess_exec(
-        *command("executor_service.planned_memory"),
+        *command("executor_service.memory_forecast"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -214,8 +214,9 @@ def unpack_rows(panels: torch.Tensor, layout: Layout, ids: torch.Tensor) -> torc
     """
     panel, lanes = np.divmod(ids.numpy(), LANES)
     some = panels.numpy()[panel].reshape(len(panel), -1, layout.block_bytes)  # [ids, blocks, block_bytes]
-    each = np.arange(len(panel))
+    each = np.arange(len(panel))  # with it, `lanes` takes one lane of each row's panel
     codes = some[..., : layout.codes_bytes].reshape(*some.shape[:2], -1, LANES, STEP)[each, :, :, lanes]
+    # [ids, blocks, steps, STEP]; a byte has two numbers of the same place in consecutive steps
     if layout.nibbles:
         steps = np.stack([codes & 15, codes >> 4], 3).reshape(*some.shape[:2], -1)
         numbers = steps.view(np.int8) - np.int8(0 if layout.minima else OFFSET)
