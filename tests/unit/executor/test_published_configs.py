@@ -36,15 +36,16 @@ def test_a_published_config_is_accepted_or_refused_by_name(kind: str, one: dict[
     assert config["model_type"] == kind
     assert one["text"]
     if "refused" in one:
-        with pytest.raises(ModelError, match=f"the field '{one['refused']}'"):
+        with pytest.raises(ModelError, match=rf"\b{one['refused']}\b"):
             spec_from_config(config, {}, "config.json")
         return
     spec = spec_from_config(config, {}, "config.json")
     text = config.get("text_config", config)
     assert spec.layers == text["num_hidden_layers"]
     assert (spec.heads, spec.kv_heads) == (text["num_attention_heads"], text["num_key_value_heads"])
-    assert (spec.hidden_size, spec.vocab_size) == (text["hidden_size"], text["vocab_size"])
-    assert spec.context_length >= text["max_position_embeddings"]
+    assert spec.hidden_size == text["hidden_size"]
+    assert spec.vocab_size == text.get("vocab_size", spec.vocab_size)
+    assert spec.context_length >= text.get("max_position_embeddings", 0)
 
 
 def test_there_are_three_of_each_family_but_those_whose_texts_were_not_found() -> None:
