@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.model.architectures import config_of
 from tests.model.gguf_models import convert
+from tests.model.quantized import test_mxfp4 as mxfp4
+from tests.model.quantized import written
 from tests.model.test_architectures import check_batch, check_pieces, expected_of, loaded
 from tests.model.tiny import save_random
 
@@ -61,7 +64,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma2", "window-of-one", {}),
     *[
         (architecture, variant, {})
-        for architecture in ("olmoe", "qwen2_moe", "glm4_moe", "minimax_m2")
+        for architecture in ("olmoe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
         for variant in ("plain", "one-kv-head", "odd-heads", "tied", "bf16")
     ],
     ("olmoe", "one-expert", {}),
@@ -72,6 +75,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("glm4_moe", "shares-as-they-are", {}),
     ("minimax_m2", "one-expert", {}),
     ("minimax_m2", "wide-heads", {}),
+    ("gpt_oss", "no-bias", {}),
+    ("gpt_oss", "wide-heads", {}),
+    ("gpt_oss", "plain-rope", {}),
 ]
 
 
@@ -98,3 +104,17 @@ def test_a_file_may_have_blocks_that_draft(
     backend = loaded(convert(tmp_path / "model", tmp_path / "model.gguf", **options))
     check_pieces(backend, expected)
     backend.close()
+
+
+def test_experts_in_mxfp4_are_the_same_in_both_formats(tmp_path: Path) -> None:
+    """In fp32 as transformers dequantizes them, and as blocks, bit by bit, with activations of 8 bits."""
+    theirs = mxfp4.write(tmp_path / "model")
+    file = convert(tmp_path / "model", tmp_path / "model.gguf")
+    written.assert_equal(file, theirs)
+    found = []
+    for path in (tmp_path / "model", file):
+        backend = written.loaded(path, "blocks")
+        found.append((written.our_logits(backend), backend.memory_bytes()["weights"]))
+        backend.close()
+    assert np.array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]

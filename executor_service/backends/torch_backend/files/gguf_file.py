@@ -6,6 +6,7 @@ is untrusted input: it is parsed here, with a bound on every count. The `gguf` p
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import struct
@@ -24,6 +25,7 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_NAN_E8M0 = 255  # the first byte of a block of MXFP4 is its scale
 _LENGTH = struct.Struct("<Q")
 _MAX_ITEMS = 1 << 21  # of all metadata arrays: vocabularies of 2^18 have 1.3 million, merges included
 _MAX_ENTRIES = 1 << 14  # of metadata; files have some dozens
@@ -61,8 +63,9 @@ class GgufFile:
             raise
 
     def close(self) -> None:
-        """Close the memory mapping."""
-        self.bytes.close()
+        """Close the memory mapping, or leave that to the last view of it, which an error may hold."""
+        with contextlib.suppress(BufferError):
+            self.bytes.close()
 
     def fault(self, message: str) -> ModelError:
         """An error about this file."""
@@ -84,15 +87,20 @@ class GgufFile:
     def stored(self, name: str, index: int | None = None) -> NDArray[np.uint8]:
         """The blocks of a tensor's rows, bytes [rows, bytes], or of the part `index` of its first dimension.
 
-        A view of the file's mapping, which can't be closed as long as the view lives.
+        A view of the file's mapping, which can't be closed as long as the view lives. Raises ModelError for
+        scales that are NaN, where what computes with them may take them for large numbers.
         """
         import gguf
 
         tensor = self.tensors[name]
-        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
         rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
-        return rows if index is None else rows[index]
+        part = rows if index is None else rows[index]
+        if kind is gguf.GGMLQuantizationType.MXFP4 and (part[..., ::block_bytes] == _NAN_E8M0).any():
+            raise self.fault(f"tensor {name!r} has scales that are NaN")
+        return part
 
     def _take(self, count: int, what: str) -> bytes:
         """The next `count` bytes of the header; `what` names them in the ModelError if there are fewer."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from executor_service.backends.torch_backend.files.architecture.activation import Activation
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
 from executor_service.backends.torch_backend.files.architecture.family import Family
 from executor_service.backends.torch_backend.files.architecture.gguf_mixture import (
@@ -120,7 +121,7 @@ def spec_from_gguf(
         for kind in ("eos", "eot")
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
-    rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors)
+    rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors, family.rope)
     window = _window(f, name, family, layers, context, rope)
     qk_norm = family.qk_norm
     if family.qk_norm_flagged and "blk.0.attn_q_norm.weight" not in tensors:
@@ -140,7 +141,7 @@ def spec_from_gguf(
         norm_offset=0.0,
         embedding_scale=scales.embedding / scales.residual,
         attention_scale=scales.scores,
-        activation=family.activation[1],
+        activation=Activation.CLAMPED if moe and moe.clamped else family.activation[1],
         rope=rope,
         rotary_dim=rotary_dim,
         qkv_bias="blk.0.attn_q.bias" in tensors,
@@ -152,6 +153,7 @@ def spec_from_gguf(
         eos_token_ids=tuple(dict.fromkeys(stops)),
         unrotated=_unrotated(family, layers, window),
         mlp_bias="blk.0.ffn_down.bias" in tensors,
+        sinks=family.sinks,
         score_cap=caps[0],
         logit_cap=caps[1],
         logit_scale=scales.logits,

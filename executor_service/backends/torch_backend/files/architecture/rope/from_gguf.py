@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
     MAX_CONTEXT,
     LinearScaling,
@@ -28,7 +29,12 @@ FACTOR_TENSORS = (DIVISORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def rope_from_gguf(
-    f: Fields, prefix: str, dim: int, positions: int, factors: Mapping[str, tuple[float, ...]]
+    f: Fields,
+    prefix: str,
+    dim: int,
+    positions: int,
+    factors: Mapping[str, tuple[float, ...]],
+    rule: RopeRule,
 ) -> RopeSpec:
     """What the keys under `prefix`, as in "llama.rope.", and the tensors say. Raises ModelError.
 
@@ -47,6 +53,7 @@ def rope_from_gguf(
         original,
         f.number(f"{prefix}scaling.yarn_beta_fast", 32.0),
         f.number(f"{prefix}scaling.yarn_beta_slow", 1.0),
+        rule.missing.get("truncate", True),
     )
     theta = f.number(f"{prefix}freq_base", 10_000.0)
     scaling: Scaling | None = None
