@@ -64,7 +64,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma2", "window-of-one", {}),
     *[
         (architecture, variant, {})
-        for architecture in ("olmoe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+        for architecture in ("olmoe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss", "granitemoehybrid")
+        for variant in ("plain", "one-kv-head", "odd-heads", "tied", "bf16")
+    ],
+    *[
+        (architecture, variant, {})
+        for architecture in ("ministral3", "glm")
         for variant in ("plain", "one-kv-head", "odd-heads", "tied", "bf16")
     ],
     ("olmoe", "one-expert", {}),
@@ -78,6 +83,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt_oss", "no-bias", {}),
     ("gpt_oss", "wide-heads", {}),
     ("gpt_oss", "plain-rope", {}),
+    ("granitemoehybrid", "bias", {}),
+    ("granitemoehybrid", "yarn", {}),
+    ("ministral3", "growing-always", {}),
+    ("ministral3", "not-growing", {}),
+    ("glm", "no-bias", {}),
 ]
 
 
@@ -96,8 +106,8 @@ def test_a_gguf_file_is_the_same_model(
     backend.close()
 
 
-@pytest.mark.parametrize(("architecture", "options"), [("glm4_moe", {"drafts": 2})])
-def test_a_file_may_have_blocks_that_draft(
+@pytest.mark.parametrize(("architecture", "options"), [("glm", {"fused": True}), ("glm4_moe", {"drafts": 2})])
+def test_a_file_may_join_q_k_and_v_and_have_blocks_that_draft(
     architecture: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     expected = expected_of(save_random(config_of(architecture, "plain"), tmp_path / "model"))

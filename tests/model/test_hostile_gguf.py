@@ -16,6 +16,7 @@ import pytest
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
+from executor_service.backends.torch_backend.files.architecture.family_shared import QKV
 from executor_service.backends.torch_backend.files.stored_names import place_in_gguf
 from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
@@ -30,11 +31,14 @@ FAMILIES = (
     "qwen2_moe",
     "glm4_moe",
     "minimax_m2",
+    "granitemoehybrid",
+    "ministral3",
+    "glm",
 )
 FILES_OF_EACH = 26
 MAX_GROWTH_KB = 150_000
-OWN = ("exps", "sinks", "inp", "shexp", "probs")  # parts of names that only these families have
-U32, F32 = "<I", "<f"
+OWN = ("exps", "sinks", "inp", "shexp", "qkv", "probs")  # parts of names that only these families have
+U32, F32, BOOL = "<I", "<f", "<?"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family in FAMILIES:
         path = tmp_path_factory.mktemp(family)
         (mxfp4.write if family == "mxfp4" else partial(save, family))(path / "model")
-        found[family] = convert(path / "model", path / "model.gguf")
+        found[family] = convert(path / "model", path / "model.gguf", fused=family == "glm")
     return found
 
 
@@ -93,8 +97,9 @@ def test_a_file_with_one_tensor_that_lies_is_refused_by_name_in_bounded_memory(
     whole = models[family].read_bytes()
     checkpoint = open_checkpoint(models[family])
     stored = defaultdict(list)
+    fused = (QKV,) if family == "glm" else ()
     for name, _ in expected_shapes(checkpoint.spec):
-        stored[place_in_gguf(checkpoint.spec, name).name].append(name)
+        stored[place_in_gguf(checkpoint.spec, name, fused).name].append(name)
     checkpoint.close()
     own = [name for name in stored if any(part in name for part in OWN)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -130,6 +135,13 @@ KEYS = [
     ("glm4_moe", "glm4moe.expert_weights_scale", F32, float("nan")),
     ("minimax_m2", "minimax-m2.expert_gating_func", U32, 3),
     ("minimax_m2", "minimax-m2.rope.dimension_count", U32, 10**6),
+    ("granitemoehybrid", "granite.expert_shared_feed_forward_length", U32, 7),
+    ("granitemoehybrid", "granite.rope.scaling.finetuned", BOOL, False),
+    ("ministral3", "mistral3.attention.temperature_scale", F32, float("inf")),
+    ("ministral3", "mistral3.rope.scaling.yarn_log_multiplier", F32, -1.0),
+    ("ministral3", "mistral3.rope.scaling.original_context_length", U32, 0),
+    ("glm", "chatglm.rope.dimension_count", U32, 5),
+    ("glm", "chatglm.attention.head_count_kv", U32, 3),
 ]
 
 

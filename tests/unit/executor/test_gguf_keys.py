@@ -151,3 +151,21 @@ def test_windows_of_olmo_3_have_the_theta_of_the_file_without_its_scaling() -> N
     }
     spec = spec_from_gguf(metadata, {}, {}, "x.gguf")
     assert (spec.rope_of(0), spec.rope) == (RopeSpec(700.0), RopeSpec(700.0, LinearScaling(4.0)))
+
+
+GRANITE: dict[str, Any] = {
+    key.replace("qwen3moe", "granite"): value for key, value in MIXTURE.items() if "expert" not in key
+} | {"general.architecture": "granite", "granite.feed_forward_length": 8}
+
+
+def test_a_granite_without_mamba_may_say_its_kv_heads_for_each_block_and_what_mamba_would_have() -> None:
+    keys = {"granite.attention.head_count_kv": [1, 1], "granite.ssm.state_size": 64}
+    assert spec_from_gguf(GRANITE | keys, {}, {}, "x.gguf").kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    "kv_heads", [[], [1], [1, 0], [0, 0], [1, 1, 1], [[1], [1]], ["1", "1"], [True, True]]
+)
+def test_kv_heads_that_are_not_one_number_are_refused(kv_heads: list[Any]) -> None:
+    with pytest.raises(ModelError, match=r"granite\.attention\.head_count_kv"):
+        spec_from_gguf(GRANITE | {"granite.attention.head_count_kv": kv_heads}, {}, {}, "x.gguf")

@@ -127,11 +127,11 @@ def test_experts_that_a_gguf_does_not_have_are_not_enumerated(
     write_gguf(tmp_path / "x.gguf", "qwen3moe", keys=counts | {"attention.key_length": 8}, layers=1024)
     asked = 0
 
-    def counted(spec: ModelSpec, name: str) -> Place:
+    def counted(spec: ModelSpec, name: str, fused: tuple[str, ...]) -> Place:
         nonlocal asked
         asked += 1
         assert asked < 100
-        return place_in_gguf(spec, name)
+        return place_in_gguf(spec, name, fused)
 
     monkeypatch.setattr(gguf_checkpoint, "place_in_gguf", counted)
     with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_norm\.weight' is missing"):

@@ -12,6 +12,7 @@ from service_kit.model_name import model_name
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.family_shared import QKV
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
@@ -49,6 +50,7 @@ class GgufCheckpoint:
             factors = {name: self._factors(name) for name in FACTOR_TENSORS if name in self.file.tensors}
             self.spec = spec_from_gguf(self.file.metadata, self.file.tensors, factors, path.name)
             self.name = model_name(path)
+            self._fused = (QKV,) if "blk.0.attn_qkv.weight" in self.file.tensors else ()
             self._check(path.name)
         except ModelError:
             self.close()
@@ -57,7 +59,7 @@ class GgufCheckpoint:
     def _check(self, where: str) -> None:
         used = set(FACTOR_TENSORS)
         for name, shape in expected_shapes(self.spec):
-            place = place_in_gguf(self.spec, name)
+            place = self._place(name)
             tensor = self.file.tensors.get(place.name)
             found = {} if tensor is None else {name: tensor.shape}
             if place.rows is not None:
@@ -71,6 +73,9 @@ class GgufCheckpoint:
         for stored in self.file.tensors:
             if stored not in used and not self._drafts(stored):
                 raise self.file.fault(f"tensor {stored!r} is no part of a {self.spec.architecture} model")
+
+    def _place(self, name: str) -> Place:
+        return place_in_gguf(self.spec, name, self._fused)
 
     def _drafts(self, stored: str) -> bool:
         """Whether a tensor is of a block that drafts tokens."""
@@ -90,14 +95,14 @@ class GgufCheckpoint:
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """As `Checkpoint.read`; dequantizes the whole tensor to read a part."""
-        place = place_in_gguf(self.spec, name)
+        place = self._place(name)
         whole = self.file.read(place.name, place.expert)
         tensor = torch.from_numpy(self._rows(name, place, whole).copy())
         return tensor if part is None else tensor[part].clone()
 
     def read_weight(self, name: str, part: Part | None = None) -> Weight:
         """As `read`; with `blocks`, the formats of `gguf_blocks` are not dequantized."""
-        place = place_in_gguf(self.spec, name)
+        place = self._place(name)
         kind = self.file.tensors[place.name].kind
         if not self._blocks or kind not in FORMATS:
             return self.read(name, part)

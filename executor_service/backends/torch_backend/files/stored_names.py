@@ -62,18 +62,18 @@ def place_in_directory(spec: ModelSpec, name: str) -> Place:
     """The place of one of the model's tensors in a Hugging Face directory."""
     if not name.startswith("model.layers."):
         return Place(name)
-    place = _unfused(spec, name)
+    place = _unfused(spec, name, FAMILIES[spec.architecture].fused)
     stored = place.name
     for ours, theirs in FAMILIES[spec.architecture].renamed:
         stored = stored.replace(ours, theirs)
     return place._replace(name=stored)
 
 
-def place_in_gguf(spec: ModelSpec, name: str) -> Place:
-    """The place of one of the model's tensors in a GGUF file."""
+def place_in_gguf(spec: ModelSpec, name: str, fused: tuple[str, ...] = ()) -> Place:
+    """The place of one of the model's tensors in a GGUF file; `fused`: layers that are so in this file."""
     if name in _GGUF_NAMES:
         return Place(_GGUF_NAMES[name])
-    place = _unfused(spec, name)
+    place = _unfused(spec, name, FAMILIES[spec.architecture].fused + fused)
     layer, stem, suffix = _split(place.name)
     if other := _GGUF_OTHERS.get(f"{stem}.{suffix}"):
         return Place(f"blk.{layer}.{other}")
@@ -94,10 +94,10 @@ def is_rotated(name: str) -> bool:
     return name.startswith("model.layers.") and _split(name)[1] in ("self_attn.q_proj", "self_attn.k_proj")
 
 
-def _unfused(spec: ModelSpec, name: str) -> Place:
+def _unfused(spec: ModelSpec, name: str, all_fused: tuple[str, ...]) -> Place:
     """The stored tensor that the file has instead of this one, by its own name, and the part of it."""
     layer, stem, suffix = _split(name)
-    for fused in FAMILIES[spec.architecture].fused:
+    for fused in all_fused:
         parts = _FUSED[fused]
         if stem in parts:
             sizes = [_rows(spec, part) for part in parts]

@@ -34,7 +34,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(sizes=LLAMA, gguf="granite", biases=MLP_BIASES, multipliers=True, gguf_pairs=True),
     "granitemoehybrid": Family(  # of attention and dense layers alone
         sizes=LLAMA | {"shared_intermediate_size": 1024},
-        gguf="",  # llama.cpp writes such models as `granite`
+        gguf="granite",
         fields=UNUSED_MIXERS | {"position_embedding_type"},
         expected={"normalization_function": ("rmsnorm",)},
         inner_field="shared_intermediate_size",
@@ -84,12 +84,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm": Family(
         sizes=GLM,
-        gguf="",
+        gguf="chatglm",
         biases=_GLM_BIASES,
         rope=RopeRule(partial=0.5),
         norm_eps=1.5625e-7,
         fused=(GATE_UP,),
         pairs=True,
+        gguf_pairs=True,
     ),
     "glm4": Family(
         sizes=GLM,

@@ -17,7 +17,10 @@ from executor_service.backends.torch_backend.files.architecture.gguf_mixture imp
     mixture_from_gguf,
     mixture_keys,
 )
-from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import rope_from_gguf
+from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import (
+    GROWTH_KEYS,
+    rope_from_gguf,
+)
 from executor_service.backends.torch_backend.files.architecture.rope.spec import RopeSpec
 from executor_service.backends.torch_backend.files.architecture.spec import (
     MAX_END_IDS,
@@ -48,8 +51,10 @@ _OF_IMAGES = (
     "n_deepstack_layers",
 )
 """Keys of the text models of `RopeRule.sections`, which say nothing of texts."""
+_OF_MIXERS = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+"""Keys under "ssm." of layers without attention, also of Granite 4's models that have none."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_OF_MULTIPLIERS = ("embedding_scale", "residual_scale", "logit_scale")
+_OF_MULTIPLIERS = ("embedding_scale", "residual_scale", "logit_scale", "expert_shared_feed_forward_length")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
     **dict.fromkeys((*_CAPS, "router_logit_softcapping"), (0,)),
@@ -95,6 +100,8 @@ def spec_from_gguf(
             f.only(f"{name}.{key}", accepted)
     if family.multipliers:
         f.only(f"{name}.rope.scaling.finetuned", (True,))  # to llama.cpp a Granite without it isn't rotated
+        f.only(f"{name}.expert_shared_feed_forward_length", (0, f.get(f"{name}.feed_forward_length", 0)))
+        f.ignore(*(f"{name}.ssm.{key}" for key in _OF_MIXERS))
     f.ignore(*(f"{name}.{key}" for key in _HARMLESS))
     if family.rope.sections:
         f.ignore(*(f"{name}.{key}" for key in _OF_IMAGES))
@@ -121,7 +128,7 @@ def spec_from_gguf(
         for kind in ("eos", "eot")
         for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
     )
-    rope = rope_from_gguf(f, f"{name}.rope.", rotary_dim, context, rope_factors, family.rope)
+    rope = rope_from_gguf(f, name, rotary_dim, context, rope_factors, family.rope)
     window = _window(f, name, family, layers, context, rope)
     qk_norm = family.qk_norm
     if family.qk_norm_flagged and "blk.0.attn_q_norm.weight" not in tensors:
@@ -132,7 +139,7 @@ def spec_from_gguf(
         hidden_size=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=f.size(f"{name}.attention.head_count_kv", heads),
+        kv_heads=_kv_heads(f, f"{name}.attention.head_count_kv", heads, blocks),
         head_dim=head_dim,
         intermediate_size=f.size(f"{name}.feed_forward_length", 1 if moe else None),
         context_length=rope.longest_context(context),
@@ -144,7 +151,7 @@ def spec_from_gguf(
         activation=Activation.CLAMPED if moe and moe.clamped else family.activation[1],
         rope=rope,
         rotary_dim=rotary_dim,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=qk_norm,
         tied_embeddings="output.weight" not in tensors,
@@ -167,8 +174,17 @@ def _own_keys(family: Family) -> Collection[str]:
     return (
         *mixture_keys(family.mixture),
         *(_OF_MULTIPLIERS if family.multipliers else ()),
+        *(GROWTH_KEYS if family.rope.grows else ()),
         *(_CAPS if family.caps else ()),
     )
+
+
+def _kv_heads(f: Fields, key: str, heads: int, blocks: int) -> int:
+    """Their number, which files of Granite 4 repeat for each block."""
+    value = f.get(key, heads)
+    if isinstance(value, list) and value and value == value[:1] * blocks:
+        value = value[0]
+    return Fields({key: value}, f.where).size(key)
 
 
 def _scales(f: Fields, name: str, family: Family, hidden: int, expected: float) -> Scales:

@@ -101,7 +101,7 @@ WINDOWED: Mapping[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 262_144,
         },
-        gguf="",
+        gguf="mistral3",
         window=WindowRule(size=None),
         rope=RopeRule(
             1_000_000.0,
@@ -116,6 +116,7 @@ WINDOWED: Mapping[str, Family] = {
             },
         ),
         norm_eps=1e-5,
+        gguf_pairs=True,
     ),
     "gemma3_text": Family(
         sizes=GEMMA | {"vocab_size": 262_208, "max_position_embeddings": 131_072},

@@ -198,9 +198,9 @@ def _yarn(r: Fields, theta: float, positions: int, original_context: int) -> Rop
     if fast < slow:
         raise r.fault(f"beta_fast {fast} is below beta_slow {slow}")
     scales = [r.number(key) if r.get(key, 0) else None for key in ("mscale", "mscale_all_dim")]
-    attention_factor = _mscale(factor)
+    attention_factor = mscale(factor)
     if scales[0] and scales[1]:
-        attention_factor = _mscale(factor, scales[0]) / _mscale(factor, scales[1])
+        attention_factor = mscale(factor, scales[0]) / mscale(factor, scales[1])
     return RopeSpec(
         theta,
         Yarn(factor, original_context, fast, slow, r.flag("truncate", default=True)),
@@ -208,7 +208,8 @@ def _yarn(r: Fields, theta: float, positions: int, original_context: int) -> Rop
     )
 
 
-def _mscale(factor: float, scale: float = 1.0) -> float:
+def mscale(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by; `scale`: DeepSeek's of its logarithm."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

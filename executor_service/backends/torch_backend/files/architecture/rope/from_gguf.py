@@ -5,10 +5,12 @@ Source: llama.cpp, which turns these keys into the arguments of `ggml_rope_ext`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
+from executor_service.backends.torch_backend.files.architecture.rope.from_config import (
+    RopeRule,
+    mscale,
+)
 from executor_service.backends.torch_backend.files.architecture.rope.spec import (
     MAX_CONTEXT,
     LinearScaling,
@@ -26,20 +28,23 @@ DIVISORS, LONG_FACTORS, SHORT_FACTORS = (
 )
 FACTOR_TENSORS = (DIVISORS, LONG_FACTORS, SHORT_FACTORS)
 """Tensors of a number for each frequency."""
+_GROWTH, _ALL_DIM = GROWTH_KEYS = ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier")
+"""Keys of `RopeRule.grows`. The second one is `mscale_all_dim` of config.json, where `mscale` is 1."""
 
 
 def rope_from_gguf(
     f: Fields,
-    prefix: str,
+    name: str,
     dim: int,
     positions: int,
     factors: Mapping[str, tuple[float, ...]],
     rule: RopeRule,
 ) -> RopeSpec:
-    """What the keys under `prefix`, as in "llama.rope.", and the tensors say. Raises ModelError.
+    """What the keys under `name`, as in "llama.rope.", and the tensors say. Raises ModelError.
 
     dim: rotated elements of a head. positions: `context_length`. factors: the `FACTOR_TENSORS` of the file.
     """
+    prefix = f"{name}.rope."
     for name, values in factors.items():
         if len(values) != dim // 2:
             raise f.fault(f"tensor {name!r} has {len(values)} numbers, expected {dim // 2}")
@@ -63,13 +68,18 @@ def rope_from_gguf(
         if theta == 1.0:
             raise f.fault(f"{prefix}freq_base 1 has no frequencies that yarn can tell apart")
         scaling = yarn
-        attention_factor *= 1 + 0.1 * math.log(max(factor, 1.0))
+        attention_factor *= mscale(factor)
+        if rule.grows and f.get(f"{name}.{_ALL_DIM}", 0):
+            attention_factor /= mscale(factor, f.number(f"{name}.{_ALL_DIM}"))
     elif kind in (None, "linear"):  # a factor alone means linear
         scaling = None if factor == 1.0 else LinearScaling(factor)
     elif kind != "none":
         known = "none, linear, yarn and longrope"
         raise f.fault(f"{prefix}scaling.type {shown(kind)} is not supported, only {known}")
-    rope = RopeSpec(theta, scaling, factors.get(DIVISORS, ()), attention_factor)
+    growth, period = 0.0, 1
+    if rule.grows and f.get(f"{name}.{_GROWTH}", 0):
+        growth, period = f.number(f"{name}.{_GROWTH}"), original
+    rope = RopeSpec(theta, scaling, factors.get(DIVISORS, ()), attention_factor, growth, period)
     if (context := rope.longest_context(positions)) > MAX_CONTEXT:
         raise f.fault(f"{prefix}scaling.factor makes a context of {context} tokens, at most {MAX_CONTEXT}")
     return rope
