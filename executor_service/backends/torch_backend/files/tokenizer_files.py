@@ -48,6 +48,14 @@ _SEED = (
     r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Of gpt-oss (o200k) and MiniMax-M2, and Mistral's (tekken): a word ends before an upper case letter, too.
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = _O200K.replace(_SHORT, "").replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _split(pattern: str) -> PreTokenizer:
@@ -67,11 +75,16 @@ def _smollm() -> PreTokenizer:
 
 _PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
     **dict.fromkeys(("smollm", "refact", "exaone"), _smollm),  # refact: Granite's
-    **dict.fromkeys(("gpt-2", "exaone4"), lambda: pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    **dict.fromkeys(("llama-bpe", "glm4", "chatglm-bpe"), lambda: _split(_LLAMA3)),
+    **dict.fromkeys(("gpt-2", "exaone4", "olmo"), lambda: pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    **dict.fromkeys(("llama-bpe", "dbrx", "glm4", "chatglm-bpe"), lambda: _split(_LLAMA3)),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), lambda: _split(_O200K)),
+    "tekken": lambda: _split(_TEKKEN),
     "seed-coder": lambda: _split(_SEED),
     "qwen2": lambda: _split(_QWEN2),
 }
+_NORMALIZED = ("qwen2", "olmo")  # to NFC
+_WHOLE = ("llama-bpe", "tekken")
+"""Words of the vocabulary are tokens, whatever the merges say, and a text has bos unless the file says no."""
 
 
 def tokenizer_from_directory(path: Path) -> TokenizerBundle:
@@ -162,11 +175,11 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
     if not isinstance(types, list) or len(types) != len(tokens):
         raise file.fault("tokenizer.ggml.token_type does not fit tokenizer.ggml.tokens")
     try:
-        model = BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre == "llama-bpe")
+        model = BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre in _WHOLE)
     except Exception as error:  # the library raises bare Exception
         raise file.fault(f"tokenizer.ggml.merges: {error}") from None
     tokenizer = Tokenizer(model)
-    if pre == "qwen2":
+    if pre in _NORMALIZED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
@@ -178,7 +191,7 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerBundle:
         ]
     )
     bos, eos = _token_of(file, tokens, "bos"), _token_of(file, tokens, "eos")
-    add_bos = bool(meta.get("tokenizer.ggml.add_bos_token", False)) and bool(bos)
+    add_bos = bool(meta.get("tokenizer.ggml.add_bos_token", pre in _WHOLE)) and bool(bos)
     add_eos = bool(meta.get("tokenizer.ggml.add_eos_token", False)) and bool(eos)
     tokenizer.post_processor = _post_processor(meta, bos if add_bos else "", eos if add_eos else "")
     return TokenizerBundle(
