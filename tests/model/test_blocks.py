@@ -40,6 +40,9 @@ LIKE_DEFAULT: list[Case] = [
     ("mistral", {"sliding_window": None}, DEFAULT),  # rows of q and k are stored in another order
     ("phi3", {}, DEFAULT),  # q, k and v are stored in one
     ("mixtral", {}, DEFAULT),
+    ("gpt_oss", {"head_dim": 16, "layer_types": None}, DEFAULT),  # experts have biases
+    ("glm4_moe", {"moe_intermediate_size": 64}, DEFAULT),  # and one that all tokens have
+    ("glm", {}, DEFAULT),
 ]
 CASES: list[Any] = [
     *LIKE_DEFAULT,

@@ -122,6 +122,12 @@ MIXTURE: dict[str, Any] = {
 }
 
 
+def test_a_part_of_a_model_is_refused_as_such() -> None:
+    with pytest.raises(ModelError, match=r"split\.count 3: a model in several files is not supported"):
+        spec_from_gguf(MIXTURE | {"split.count": 3}, {}, {}, "x.gguf")
+    spec_from_gguf(MIXTURE | {"split.count": 1}, {}, {}, "x.gguf")
+
+
 def test_an_architecture_that_is_no_name_is_refused() -> None:
     with pytest.raises(ModelError, match=r"general\.architecture "):
         spec_from_gguf(MIXTURE | {"general.architecture": ["qwen3moe"]}, {}, {}, "x.gguf")
