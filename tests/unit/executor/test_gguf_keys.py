@@ -122,6 +122,19 @@ MIXTURE: dict[str, Any] = {
 }
 
 
+def test_what_ends_an_output_is_named_by_the_file_or_known_of_the_family() -> None:
+    metadata = {key.replace("qwen3moe", "gpt-oss"): value for key, value in MIXTURE.items()}
+    metadata |= {
+        "general.architecture": "gpt-oss",
+        "gpt-oss.vocab_size": 7,
+        "gpt-oss.attention.key_length": 8,
+    }
+    metadata["tokenizer.ggml.tokens"] = ["<|endoftext|>", "a", "<|return|>", "b", "<|eom|>", "<|call|>", "c"]
+    named = {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eom_token_id": 4}
+    assert spec_from_gguf(metadata | named, {}, {}, "x.gguf").eos_token_ids == (2, 4, 0, 5)
+    assert spec_from_gguf(metadata | {"gpt-oss.vocab_size": 5}, {}, {}, "x.gguf").eos_token_ids == (0,)
+
+
 def test_a_part_of_a_model_is_refused_as_such() -> None:
     with pytest.raises(ModelError, match=r"split\.count 3: a model in several files is not supported"):
         spec_from_gguf(MIXTURE | {"split.count": 3}, {}, {}, "x.gguf")

@@ -8,6 +8,7 @@ from executor_service.backends.torch_backend.files.architecture.family import Bi
 from executor_service.backends.torch_backend.files.architecture.family_shared import (
     GATE_UP,
     GLM,
+    GLM_ENDS,
     LLAMA,
     MLP_BIASES,
     NORMS_AFTER,
@@ -85,6 +86,7 @@ FAMILIES: Mapping[str, Family] = {
     "glm": Family(
         sizes=GLM,
         gguf="chatglm",
+        gguf_ends=GLM_ENDS,
         biases=_GLM_BIASES,
         rope=RopeRule(partial=0.5),
         norm_eps=1.5625e-7,
@@ -95,6 +97,7 @@ FAMILIES: Mapping[str, Family] = {
     "glm4": Family(
         sizes=GLM,
         gguf="glm4",
+        gguf_ends=GLM_ENDS,
         biases=_GLM_BIASES,
         rope=RopeRule(partial=0.5),
         norm_eps=1.5625e-7,

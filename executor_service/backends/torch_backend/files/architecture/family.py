@@ -84,6 +84,7 @@ class Family:
     renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files' for them
     pairs: bool = False  # directories have the rows of q and k that are rotated together side by side
     gguf_pairs: bool = False  # GGUF files have them so
+    gguf_ends: tuple[str, ...] = ()  # tokens that end an output, beside those that GGUF files name
     gguf_renamed: tuple[
         tuple[str, str], ...
     ] = ()  # a tensor's usual name in a layer, and the one of this family

@@ -87,4 +87,5 @@ NORMS_AROUND = NormNames(
 )
 NORMS_AFTER = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 MLP_BIASES = BiasRule(mlp=("mlp_bias", False))
+GLM_ENDS = ("<|observation|>",)  # `Family.gguf_ends`: after a call
 POST_NORM = (("ffn_norm", "post_attention_norm"),)  # `Family.gguf_renamed`

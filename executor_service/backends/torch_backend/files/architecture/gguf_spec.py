@@ -53,6 +53,7 @@ _OF_IMAGES = (
 """Keys of the text models of `RopeRule.sections`, which say nothing of texts."""
 _OF_MIXERS = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 """Keys under "ssm." of layers without attention, also of Granite 4's models that have none."""
+_ENDS = ("eos", "eot", "eom")  # of a text, a turn, and a message that waits for a tool
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _OF_MULTIPLIERS = ("embedding_scale", "residual_scale", "logit_scale", "expert_shared_feed_forward_length")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -128,11 +129,13 @@ def spec_from_gguf(
     tokens = f.get("tokenizer.ggml.tokens", None)
     vocab_size = f.size(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
     moe = mixture_from_gguf(f, name, family, layers)
-    stops = tuple(
+    stops = [
         i
-        for kind in ("eos", "eot")
-        for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // 2)
-    )
+        for kind in _ENDS
+        for i in f.end_ids(f"tokenizer.ggml.{kind}_token_id", vocab_size, MAX_END_IDS // (len(_ENDS) + 1))
+    ]
+    if isinstance(tokens, list):
+        stops += [tokens.index(end, 0, vocab_size) for end in family.gguf_ends if end in tokens[:vocab_size]]
     rope = rope_from_gguf(f, name, rotary_dim, context, rope_factors, family.rope)
     window = _window(f, name, family, layers, context, rope)
     qk_norm = family.qk_norm

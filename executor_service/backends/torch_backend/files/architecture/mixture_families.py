@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from executor_service.backends.torch_backend.files.architecture.config_windows import WindowRule
 from executor_service.backends.torch_backend.files.architecture.family import BiasRule, Family, MixtureRule
 from executor_service.backends.torch_backend.files.architecture.family_shared import (
+    GLM_ENDS,
     MISTRAL,
     OLMO,
     POST_NORM,
@@ -58,6 +59,7 @@ MIXTURES: Mapping[str, Family] = {
             "max_position_embeddings": 131_072,
         },
         gguf="gpt-oss",
+        gguf_ends=("<|endoftext|>", "<|call|>"),
         gguf_renamed=POST_NORM,
         fields=frozenset({"initial_context_length", "swiglu_limit"}),
         window=WindowRule(size=128, listed=True, period=2),
@@ -121,6 +123,7 @@ MIXTURES: Mapping[str, Family] = {
             "n_shared_experts": 1,
         },
         gguf="glm4moe",
+        gguf_ends=GLM_ENDS,
         gguf_renamed=POST_NORM,
         fields=_DRAFT_LAYERS,
         biases=BiasRule(output=("", False)),
