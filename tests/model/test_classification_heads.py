@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,7 +168,7 @@ def lies(tensors: dict[str, torch.Tensor], name: str, shape: tuple[int, ...]) ->
     [
         (lambda tensors: lies(tensors, "score.weight", (64,)), r"'score\.weight' has the shape \(64,\)"),
         (lambda tensors: lies(tensors, "score.weight", (0, 64)), r"'score\.weight' has the shape \(0, 64\)"),
-        (lambda tensors: lies(tensors, "score.weight", (4097, 64)), "expected 1 to 4096 rows"),
+        (lambda tensors: lies(tensors, "score.weight", (2, 64)), r"expected \(1, 64\), by num_labels"),
         (lambda tensors: lies(tensors, "score.weight", (1, 63)), r"expected \(1, 64\)"),
         (lambda tensors: lies(tensors, "score.bias", (1,)), r"'score\.bias' is in the file, but"),
         (lambda tensors: lies(tensors, "lm_head.weight", (211, 64)), "a model has one of both heads"),
@@ -182,6 +184,32 @@ def test_heads_that_do_not_fit_are_refused_by_name(
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
+    with pytest.raises(ModelError, match=why):
+        open_checkpoint(tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"id2label": {"0": "a", "1": "b"}}, r"'score\.weight' has the shape \(1, 64\), expected \(2, 64\)"),
+        ({"id2label": None}, r"expected \(2, 64\), by num_labels \(id2label\)"),  # 2 is transformers' default
+        ({"id2label": None, "num_labels": 10**12}, "num_labels is 1000000000000"),
+        ({"id2label": []}, r"id2label is '\[\]'"),
+        ({"num_labels": 3}, "num_labels 3 is not supported, only 1"),
+        ({"id2label": None, "num_labels": 1}, ""),
+    ],
+)
+def test_a_head_has_the_labels_of_its_configuration(
+    fields: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    save("qwen3", tmp_path / "base")
+    classifier(tmp_path / "base", tied=True).save_pretrained(tmp_path / "head")
+    file = tmp_path / "head" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    if not why:
+        with closing(open_checkpoint(tmp_path / "head")) as checkpoint:
+            assert checkpoint.spec.labels == 1
+        return
     with pytest.raises(ModelError, match=why):
         open_checkpoint(tmp_path / "head")
 

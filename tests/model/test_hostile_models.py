@@ -20,7 +20,9 @@ from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
 from tests.model.quantized import test_mxfp4 as mxfp4
+from tests.model.test_classification_heads import classifier
 from tests.model.tiny import save
+from tests.model.wrapped_models import save_wrapped
 
 FAMILIES = [
     "mxfp4",
@@ -28,22 +30,39 @@ FAMILIES = [
     "glm4_moe",
     "qwen2_moe",
     "minimax_m2",
+    "olmoe",
     "smollm3",
-    "gemma3",
+    "gemma2",
+    "hunyuan_v1_dense",
     "granitemoehybrid",
 ]
-FILES_OF_EACH = 26
+WRAPPED = ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"]
+ALL = [*FAMILIES, *(f"wrapped {kind}" for kind in WRAPPED), "head"]
+FILES_OF_EACH = 16
 MAX_GROWTH_KB = 150_000
 Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
+    found = {family: tmp_path_factory.mktemp(family.replace(" ", "-")) / "model" for family in ALL}
     for family in FAMILIES:
-        found[family] = tmp_path_factory.mktemp(family) / "model"
         mxfp4.write(found[family]) if family == "mxfp4" else save(family, found[family])
+    for kind in WRAPPED:
+        save_wrapped(kind, "plain", found[f"wrapped {kind}"])
+    classifier(found["qwen2_moe"], tied=False, labels=3).save_pretrained(found["head"])
     return found
+
+
+def is_read(name: str) -> bool:
+    """Whether it is a tensor of the text model; what is beside it is skipped."""
+    return not any(part in name for part in ("vision", "visual", "projector"))
+
+
+def module_of(name: str) -> str:
+    """The layer in a tensor's name, or the module beside them; the rest may be the model's own name of it."""
+    inner = name.removeprefix("model.language_model.").removeprefix("language_model.").removeprefix("model.")
+    return ".".join(inner.split(".")[: 2 if inner.startswith("layers.") else 1])
 
 
 def hostile(
@@ -95,7 +114,7 @@ def written(
     file.write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size :])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_a_file_with_one_tensor_that_lies_is_refused_by_name_in_bounded_memory(
     family: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -103,18 +122,20 @@ def test_a_file_with_one_tensor_that_lies_is_refused_by_name_in_bounded_memory(
     whole = load_file(models[family] / "model.safetensors")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     odd = [
-        name for name in whole if "layers.0" in name or "sinks" in name or "experts" in name or "gate" in name
+        name
+        for name in whole
+        if is_read(name) and any(part in name for part in ("layers.0", "sinks", "experts", "gate", "score"))
     ]
+    read = [name for name in whole if is_read(name)]
     for at in range(FILES_OF_EACH):
         tensors = dict(whole)
-        name = rng.choice(odd if at % 2 else list(whole))
+        name = rng.choice(odd if at % 2 else read)
         kind, change = hostile(tensors, name, rng)
         path = tmp_path / str(at)
         written(models[family], path, tensors, name, change)
         with pytest.raises(ModelError) as caught:
             open_checkpoint(path)
-        module = ".".join(name.split(".")[:3])  # the rest may be the model's own name of it
-        assert module in str(caught.value) or "model.safetensors" in str(caught.value), (name, kind)
+        assert module_of(name) in str(caught.value) or "model.safetensors" in str(caught.value), (name, kind)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH_KB
 
 
@@ -130,7 +151,13 @@ def test_a_file_with_one_tensor_that_lies_is_refused_by_name_in_bounded_memory(
         ("qwen2_moe", {"num_experts_per_tok": 9}),
         ("minimax_m2", {"num_local_experts": 3}),
         ("smollm3", {"no_rope_layers": [1]}),
-        ("gemma3", {"layer_types": ["sliding_attention"]}),
+        ("wrapped gemma3", {"layer_types": ["sliding_attention"]}),
+        ("wrapped mistral3", {"num_hidden_layers": 10**9}),
+        ("wrapped qwen2_5_vl", {"num_key_value_heads": 10**12}),
+        ("wrapped qwen3_vl", {"head_dim": 1 << 40}),
+        ("olmoe", {"num_experts": 10**9}),
+        ("hunyuan_v1_dense", {"intermediate_size": 10**12}),
+        ("head", {"num_experts": 3}),
         ("granitemoehybrid", {"layer_types": ["mamba"] * 3}),
         ("granitemoehybrid", {"num_local_experts": 4}),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}),
@@ -140,7 +167,8 @@ def test_a_file_with_one_tensor_that_lies_is_refused_by_name_in_bounded_memory(
 def test_sizes_that_the_files_do_not_have_are_refused_by_name(
     family: str, changes: dict[str, Any], models: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = json.loads((models[family] / "config.json").read_text()) | changes
+    config = json.loads((models[family] / "config.json").read_text())
+    config.get("text_config", config).update(changes)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(models[family] / "model.safetensors")
     with pytest.raises(ModelError) as caught:

@@ -14,6 +14,7 @@ _EXPERTS = (
 _FIELDS: dict[str, tuple[str, ...]] = {
     "embed_tokens": ("vocab_size", "hidden_size"),
     "lm_head": ("vocab_size", "hidden_size", "tie_word_embeddings"),
+    "score": ("num_labels (id2label)", "hidden_size"),
     "norm": ("hidden_size",),
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), ("hidden_size",)),
     **dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), ("hidden_size",)),

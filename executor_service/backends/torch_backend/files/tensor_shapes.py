@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
@@ -23,9 +22,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 Part = tuple[slice, ...]
 """A part of a tensor: a slice of each of its first dimensions, step 1."""
-
-MAX_LABELS = 4096
-"""Rows of a classification head."""
 
 _HEAD_BIASES, _LAYERS = ("lm_head.bias", "score.bias"), "model.layers."
 _GGUF_CLASSIFIERS = ("cls.output.weight", "cls.weight")
@@ -90,18 +86,6 @@ def check_no_classifier(found: Collection[str], where: str) -> None:
                 f"{where}: tensor {name!r} is a classification head, which is not supported in GGUF files; to"
                 " rerank, serve the directory that it was made of, or a model with its output layer"
             )
-
-
-def with_classifier(spec: ModelSpec, found: Shapes, where: str) -> ModelSpec:
-    """The spec of a model that has the head of a model for sequence classification. Raises ModelError."""
-    shape = found[CLASSIFIER]
-    if len(shape) != 2 or not 1 <= shape[0] <= MAX_LABELS:
-        raise ModelError(
-            f"{where}: tensor {CLASSIFIER!r} has the shape {shape}, expected 1 to {MAX_LABELS} rows"
-        )
-    if HEAD in found:
-        raise ModelError(f"{where}: {CLASSIFIER!r} and {HEAD!r}: a model has one of both heads")
-    return replace(spec, labels=shape[0], tied_embeddings=True)
 
 
 def check_shapes(spec: ModelSpec, found: Shapes, where: str) -> None:

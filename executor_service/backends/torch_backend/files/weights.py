@@ -20,7 +20,10 @@ from service_kit.logs import Log
 from service_kit.model_name import model_name
 
 from executor_service.backends.base import ModelError, Progress
-from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.config_json import (
+    labels_from_config,
+    spec_from_config,
+)
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import (
     WRAPPERS,
     modules_beside,
@@ -50,7 +53,6 @@ from executor_service.backends.torch_backend.files.tensor_shapes import (
     check_shapes,
     expected_shapes,
     unused,
-    with_classifier,
 )
 from executor_service.files.json_file import read_json
 
@@ -143,6 +145,9 @@ class DirectoryCheckpoint:
         self._stored = _model_names(config, self._store.tensors, self.name)
         self._places: dict[str, Place] = {}  # of tensors that are stored under other names
         try:
+            if CLASSIFIER in self._stored:
+                labels = labels_from_config(config, "config.json")
+                self.spec = dataclasses.replace(self.spec, labels=labels, tied_embeddings=True)
             self._check()  # an OSError of reading comes as a ModelError
         except ModelError:
             self.close()
@@ -169,8 +174,8 @@ class DirectoryCheckpoint:
 
     def _check(self) -> None:
         found = self._found()
-        if CLASSIFIER in found:
-            self.spec = with_classifier(self.spec, found, self.name)
+        if CLASSIFIER in found and HEAD in found:
+            raise ModelError(f"{self.name}: {CLASSIFIER!r} and {HEAD!r}: a model has one of both heads")
         if self.spec.tied_embeddings and EMBEDDING in found and HEAD in found:
             untied = dataclasses.replace(self.spec, tied_embeddings=False)
             check_shapes(untied, found, self.name)
@@ -182,7 +187,8 @@ class DirectoryCheckpoint:
         check_shapes(self.spec, found, self.name)
         for name in unused(self.spec, found):
             # GPTQ-for-LLaMa and its successors write biases for linear layers that have none.
-            if not (name.endswith(".bias") and not self.read(name).any()):
+            of_layer = name.endswith(".bias") and name.removesuffix("bias") + "weight" in found
+            if not (of_layer and not self.read(name).any()):
                 raise ModelError(
                     f"{self.name}: tensor {name!r} is in the file, but config.json has no use for it"
                     + by_fields(name)

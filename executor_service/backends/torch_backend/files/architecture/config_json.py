@@ -141,6 +141,18 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
     return checked(f, spec)
 
 
+def labels_from_config(config: Mapping[str, Any], where: str) -> int:
+    """How many scores a classification head has: `id2label`, else `num_labels`, else 2. Raises ModelError."""
+    f = Fields(config, where)
+    names = f.get("id2label", None)
+    if names is None:
+        return f.size("num_labels", 2)
+    if not isinstance(names, Mapping) or not names:
+        raise f.fault(f"id2label is {shown(names)}, expected an object of labels")
+    f.only("num_labels", (len(names),))
+    return len(names)
+
+
 def _scales(f: Fields, family: Family, hidden: int, head_dim: int) -> Scales:
     if family.multipliers:
         embedding, residual, scores = (
