@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
 from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
@@ -72,6 +74,47 @@ def test_the_fields_of_the_text_model_may_stand_beside_the_others(tmp_path: Path
     backend = loaded(tmp_path)
     check_pieces(backend, expected)
     backend.close()
+
+
+def in_both_places(config: dict[str, Any]) -> dict[str, Any]:
+    """As transformers 4.52 to 4.56 saves a model whose file had no text_config."""
+    text = config["text_config"]
+    rope = text.pop("rope_parameters")
+    old = {"rope_theta": rope["rope_theta"], "sliding_window": None, "image_token_id": None}
+    text |= old | {
+        "rope_scaling": {key: rope[key] for key in ("rope_type", "mrope_section")} | {"type": "default"}
+    }
+    twice = {key: text[key] for key in text if key not in ("layer_types", "model_type")}
+    return twice | config | {"sliding_window": 32_768}
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_fields_of_the_text_model_may_stand_in_both_places(kind: str, tied: bool, tmp_path: Path) -> None:
+    """What is inside counts, but for the flag of a tied output layer, which ties in either place."""
+    save_wrapped(kind, "tied" if tied else "plain", tmp_path)
+    change_config(tmp_path, in_both_places)
+    if tied:
+        change_config(
+            tmp_path,
+            lambda config: inside({"tie_word_embeddings": True})(config) | {"tie_word_embeddings": False},
+        )
+    theirs = AutoModelForImageTextToText.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    backend = loaded(tmp_path)
+    check_pieces(backend, expected_of(theirs.eval()))
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "rms_norm_eps", "rope_scaling", "rope_theta", "num_hidden_layers", "hidden_act"]
+)
+def test_a_field_that_is_another_beside_the_text_model_is_refused_by_name(field: str, tmp_path: Path) -> None:
+    save_wrapped("qwen2_5_vl", "plain", tmp_path)
+    change_config(tmp_path, lambda config: in_both_places(config) | {field: 3})
+    with pytest.raises(ModelError, match=f"config.json: {field} 3 is not supported, only"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["mistral3", "qwen2_5_vl", "qwen3_vl"])

@@ -29,7 +29,7 @@ class Wrapper:
     text: tuple[str, ...]  # `model_type`s of the text model; the first one if it says none
     fields: frozenset[str]  # of config.json, about images and videos
     tied: bool = False  # default of `tie_word_embeddings`
-    flat: bool = False  # without `text_config`, its fields are beside the others
+    flat: bool = False  # its fields may be beside the others, without `text_config` or in both places
 
 
 _VISION_IDS = frozenset(
@@ -85,6 +85,13 @@ def text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any],
         if not isinstance(given, Mapping):
             raise f.fault(f"{_TEXT} is {shown(given)}, expected an object")
         f.ignore(*HARMLESS, *beside)
+        if wrapper.flat:  # transformers 4.52 to 4.56 writes the text fields, and more, into both places
+            given = {key: value for key, value in given.items() if key not in wrapper.fields}
+            for key in sorted(config.keys() & given.keys() - beside - HARMLESS):
+                if key == "sliding_window" and given[key] is None:
+                    f.ignore(key)  # a window that is not in use
+                else:
+                    f.only(key, (given[key],))
         f.refuse_unread()
         inside, where = given, f"{where}: {_TEXT}"
     text = inside.get("model_type") or wrapper.text[0]
@@ -92,6 +99,8 @@ def text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any],
         known = ", ".join(wrapper.text)
         raise ModelError(f"{where}: model_type {shown(text)} is not supported in {kind}, only {known}")
     shared = {key: config[key] for key in _SHARED if config.get(key) is not None}
+    if wrapper.flat and inside.get("tie_word_embeddings") is True:  # in either place, as in transformers
+        shared["tie_word_embeddings"] = True
     return {"tie_word_embeddings": wrapper.tied, **inside, **shared, "model_type": text}, where
 
 
