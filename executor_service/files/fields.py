@@ -83,7 +83,8 @@ class Fields:
         value = self.get(key, None)
         if value is None or value in accepted:
             return
-        known = f", only {', '.join(map(shown, accepted))}" if accepted else ""
+        named = [shown(one) for one in accepted if one != []]  # that is as if the key were missing
+        known = f", only {', '.join(named)}" if named else ""
         raise self.fault(f"{key} {shown(value)} is not supported{known}")
 
     def ignore(self, *keys: str) -> None:
