@@ -48,7 +48,11 @@ def rows_of(step: list[tuple[int, int]]) -> list[ForwardRow]:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3-windows", "qwen3-moe", "gemma3", "gemma2", "gpt_oss", "phi3", "olmo2"]
+    "name",
+    [
+        *("qwen3-windows", "qwen3-moe", "gemma3", "gemma2", "gpt_oss", "phi3", "olmo2", "smollm3"),
+        *("glm4_moe", "qwen2_moe"),
+    ],
 )
 def test_captured_steps_give_the_logits_of_plain_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
