@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from paceline import Client, ExecutorClient, errors
+from paceline.cli.app import app
 from paceline.executor.v1 import executor_pb2
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3Config
+from typer.testing import CliRunner
 
 from scheduler_service.rpc.codec.rerank import INSTRUCTION, JUDGE
 from tests.model.test_classification_heads import classifier
@@ -106,6 +109,14 @@ async def test_a_rerankers_scores_are_those_of_transformers_by_every_door(served
         answer = await door.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
         assert answer.status == 400
         assert UNAVAILABLE in answer.error["message"]
+
+
+def test_doctor_asks_it_for_what_it_has(served: Reranker) -> None:
+    result = CliRunner().invoke(app, ["doctor", served.scheduler, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["answered"]
+    assert found["detail"].startswith("head answered in ")
 
 
 def test_its_executor_offers_what_needs_no_output_layer(served: Reranker) -> None:

@@ -242,7 +242,7 @@ def _request_verdict(client: Client, status: Status | None, timeout_s: float) ->
         info = client.model_info(timeout_s=timeout_s)
         if _release(info.version) != _release(_our_version()):
             note = f"it has version {info.version or 'unknown'}, this is {_our_version()}"
-        completion = client.complete(token_ids=[0], max_tokens=1, ignore_eos=True, timeout_s=timeout_s)
+        took = _answer_ms(client, generates="classifier" not in info.capabilities, timeout_s=timeout_s)
     except errors.QueueFull as error:
         after = f"; try again in {error.retry_after_s:g} s" if error.retry_after_s else ""
         return Diagnosis(Verdict.BUSY, f"{error.message}{after}", note)
@@ -258,9 +258,16 @@ def _request_verdict(client: Client, status: Status | None, timeout_s: float) ->
         return Diagnosis(verdict, error.message, note)
     except errors.PacelineError as error:
         return Diagnosis(Verdict.VERSION if note else Verdict.FAILED, error.message, note)
-    took = completion.finished.usage.total_ms if completion.finished else 0
     running = f", {status.running} running, {status.waiting} waiting" if status else ""
     return Diagnosis(Verdict.OK, f"{info.name} answered in {took} ms{running}", note)
+
+
+def _answer_ms(client: Client, *, generates: bool, timeout_s: float) -> int:
+    """How long a token took, or the scores of one where the model has a classification head."""
+    if not generates:
+        return client.embed([[0]], timeout_s=timeout_s).usage.total_ms
+    completion = client.complete(token_ids=[0], max_tokens=1, ignore_eos=True, timeout_s=timeout_s)
+    return completion.finished.usage.total_ms if completion.finished else 0
 
 
 def _verdict_on_silence(client: Client, timeout_s: float) -> Verdict:

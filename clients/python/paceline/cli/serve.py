@@ -42,6 +42,7 @@ from paceline.cli.several_models.stacks import ModelStacks, starting_models
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
+from paceline.executor.v1.executor_pb2 import CAPABILITY_CLASSIFIER
 
 
 class LogFormat(enum.Enum):
@@ -375,13 +376,16 @@ async def _tell_what_to_try(stack: Stack) -> None:
     async with aio.ExecutorClient(stack.executor_socket, security=stack.executor_security) as executor:
         try:
             tokenizer = await executor.get_tokenizer(timeout_s=_CALL_TIMEOUT_S)
+            info = await executor.get_info(timeout_s=_CALL_TIMEOUT_S)
         except errors.PacelineError:  # it has none, or has just died: then there is nothing to tell
             return
     chat = "--chat " if tokenizer.chat_template else ""
     where = "" if stack.address == DEFAULT_ADDRESS else f"--address {stack.address} "
-    stderr.print(
-        f'[dim]Try: paceline generate {where}{chat}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True
-    )
+    generates = CAPABILITY_CLASSIFIER not in info.capabilities
+    call = f"generate {where}{chat}" if generates else f"embed {where}"
+    stderr.print(f'[dim]Try: paceline {call}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True)
+    if not generates:
+        return
     defaults = dict(tokenizer.generation_defaults)
     defaults.setdefault("temperature", 1.0)  # as the contract says
     words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(defaults.items(), reverse=True))
