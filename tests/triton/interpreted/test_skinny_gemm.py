@@ -62,7 +62,13 @@ def among_nan(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "n", "k", "dtype"),
-    [(1, 16, 128, BF16), (NARROW_ROWS, 19, 300, BF16), (4, 40, 90, torch.float16), (2, 33, 16, BF16)],
+    [
+        (1, 16, 128, BF16),
+        (NARROW_ROWS, 19, 300, BF16),
+        (4, 40, 90, torch.float16),
+        (2, 33, 16, BF16),
+        (3, 1, 130, BF16),  # of a classification head
+    ],
 )
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("add", [False, True])
