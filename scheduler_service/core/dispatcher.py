@@ -6,14 +6,20 @@ from scheduler_service.core.admission import Admission
 from scheduler_service.core.drafting.speculator import Speculator
 from scheduler_service.core.expiry import Expiry
 from scheduler_service.core.forecast import Forecast
+from scheduler_service.core.in_flight import can_go_ahead
+from scheduler_service.core.joint_limits import JointLimits
 from scheduler_service.core.planner import StepBuilder
 from scheduler_service.core.registry import Registry
 from scheduler_service.core.schedule import Schedule
 from scheduler_service.core.sequence_pool import SequencePool
+from scheduler_service.core.states import SequenceState
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.core.step_log import StepFigures
 from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.waiting.reasons import WaitReason
+
+FOR_PAGES = frozenset({WaitReason.PAGES, WaitReason.PAGES_IN_FLIGHT, WaitReason.RUNNING_PAGES})
+"""Reasons that releases end. For any other, they wait until a step has rows or none is in flight."""
 
 
 class Dispatcher:
@@ -47,6 +53,11 @@ class Dispatcher:
         if alone and target.in_flight:
             self._block(WaitReason.ALONE)
             return None
+        if not alone:
+            self._decide(now)
+            if self._splits_rows(target.limits):
+                self.note_no_step()
+                return None
         may_ask, withheld = target.may_be_asked(now), WaitReason.NONE
         if not may_ask:
             withheld = WaitReason.NO_EXECUTOR if target.retiring else WaitReason.EXECUTOR_SHORT
@@ -67,20 +78,30 @@ class Dispatcher:
             builder.fill_alone(pool.isolated[0])
         elif not pool.speculating:
             builder.fill()
+        elif not self._speculator.holds(pool.running, self._forecast.step_s):
+            builder.fill()
+            if not builder.stalled:
+                self._speculator.attach(builder.schedule, builder.reserve, target.limits.page_size)
         else:
-            self._decide(now)
-            if not self._speculator.holds(pool.running, self._forecast.step_s):
-                builder.fill()
-                if not builder.stalled:
-                    self._speculator.attach(builder.schedule, builder.reserve, target.limits.page_size)
-            else:
-                withheld = WaitReason.DRAFT_EXECUTOR
+            withheld = WaitReason.DRAFT_EXECUTOR
         pool.waits.pass_by(builder.passed)
         if withheld:
             self._block(withheld)
         else:
             pool.waits.block(builder.head, builder.reason, builder.needed, builder.available)
         return self._send(builder.schedule, pages, now)
+
+    def _splits_rows(self, limits: JointLimits) -> bool:
+        """Whether a step beside those that keep the device busy would have only a part of the rows that one
+        can have after the next answer: it costs as much as that one, and hides no round trip from a sequence.
+
+        Not so if a row goes on from an unanswered one, a prompt has more chunks, or the queue fills a step.
+        """
+        pool = self._pool
+        if len(self._target.in_flight) < limits.in_flight or pool.queue.queued_tokens >= limits.step_tokens:
+            return False
+        decoding = SequenceState.RUNNING
+        return not any(can_go_ahead(s) if s.in_flight else s.state is not decoding for s in pool.running)
 
     def note_no_step(self) -> None:
         """No step can be planned now: record what that means for the sequences that wait."""
@@ -121,6 +142,8 @@ class Dispatcher:
             )
 
     def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:
+        if schedule.empty and self._target.in_flight and self._pool.waits.reason not in FOR_PAGES:
+            return None
         releases = self._pool.take_releases()
         if schedule.empty and not releases:
             return None

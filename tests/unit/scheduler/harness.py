@@ -125,7 +125,7 @@ class Harness:
         plan = self.core.plan(self.now)
         if plan is not None:
             self.unanswered.append(plan)
-            assert len(self.unanswered) <= max(1, self.config.max_in_flight)
+            assert len(self.unanswered) <= JointLimits.of(self.config, self.executor.capacity).short_in_flight
             self._check(plan)
         self.core.check_integrity()
         return plan
@@ -133,6 +133,8 @@ class Harness:
     def answer(self, result: StepAnswer | None = None) -> list[Event]:
         """The oldest step's answer comes in; here the executor computes it only now."""
         result = result or self.executor.execute(self.unanswered[0])
+        if self.executor.capacity.short_step_s:
+            result.compute_s = STEP_S
         self.executor.check()
         self.unanswered.popleft()
         self.now += STEP_S

@@ -186,9 +186,10 @@ def schedules(
     *,
     speculate: bool = False,
     late: bool = False,
-    depths: tuple[int, ...] = (1, 1, 2, 2, 3),
+    depths: tuple[int, ...] = (0, 0, 1, 1, 2, 2, 3),
 ) -> Schedule:
-    """A pool that holds the largest request and hardly more; `depths`: steps in flight."""
+    """A pool that holds the largest request and hardly more; `depths`: steps in flight; 0: one, and one
+    more while steps are short."""
     count = draw(st.integers(2, 8))
     speculation = _speculations if speculate else st.just(DraftingWish())
     wanted = tuple(draw(requests(number, speculation)) for number in range(count))
@@ -202,6 +203,7 @@ def schedules(
         max_rows=draw(st.sampled_from([1, 3, 8])),
         max_step_tokens=draw(st.sampled_from([8, 16, 64])),
         max_drafts=draw(st.sampled_from([2, 8, 64])),
+        short_step_s=1.0,
         max_adapter_slots=draw(st.sampled_from([1, 1, 2, 3])),
         max_output_bytes=draw(st.sampled_from([192, 400, 1 << 20])),
         hidden_size=BACKENDS[backend][0](CONTEXT).info.hidden_size,

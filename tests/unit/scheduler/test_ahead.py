@@ -65,6 +65,57 @@ def test_one_more_step_is_in_flight_where_steps_are_short(
     assert in_flight == depth
 
 
+def short(depth: int = 0) -> Harness:
+    """A harness whose steps are short: one more is in flight than keep the device busy."""
+    harness = Harness(FakeExecutor(replace(CAPACITY, short_step_s=1.0)), CoreConfig(max_in_flight=depth))
+    harness.add(make_request("first", max_tokens=1))
+    harness.run()
+    return harness
+
+
+def test_openings_do_not_get_a_further_step_of_their_own() -> None:
+    """They wait for the answer, and share a step with what comes until then, unless they fill one."""
+    harness = short()
+    harness.add(make_request("a"))
+    assert [len(plan.openings) for plan in sent(harness)] == [1]
+    harness.add(make_request("b"))
+    assert not sent(harness)
+    harness.add(make_request("c", range(64)))
+    assert [len(plan.openings) for plan in sent(harness)] == [2]
+    harness.answer()
+    assert not sent(harness), "a's next row waits for those of b and c"
+    harness.answer()
+    assert len(sent(harness)[0].rows) == 3
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_rows_that_wait_for_answers_are_not_split_among_short_steps(length: int | None) -> None:
+    """Both sequences draft, which takes the answers: neither has steps of its own."""
+    harness = short()
+    for name in "ab":
+        harness.add(replace(speculating(length), id=name))
+        sent(harness)
+    rows = []
+    while not harness.idle:
+        rows += [len(plan.rows) for plan in sent(harness) if plan.rows]
+        harness.answer()
+    assert rows.count(2) > 0.9 * len(rows)
+
+
+def test_releases_alone_are_not_sent_beside_another_step_unless_pages_are_lacking() -> None:
+    harness = ahead()
+    harness.add(make_request("a", max_tokens=20))
+    sent(harness)
+    harness.answer()
+    sent(harness)
+    harness.cancel("a")
+    assert not sent(harness)
+    harness.answer()
+    assert not sent(harness)
+    harness.answer()
+    assert [plan.releases for plan in sent(harness)] == [(1,)]
+
+
 def test_nobody_waits_for_the_length_of_an_opening() -> None:
     harness = ahead()
     harness.add(make_request("a"))

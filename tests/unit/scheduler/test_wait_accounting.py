@@ -108,6 +108,8 @@ class Watched(Harness):
             return
         if resource == "slots" and waits._passed:
             return  # the head's reason is another, and those that are passed by wait for slots
+        if resource == "tokens" and len(target.in_flight) >= target.limits.in_flight:
+            return  # whether what is queued fills a step decides whether there is a plan
         target.limits = more_of(resource, target.limits)
         if resource == "pages":
             target.free_pages += 1000
