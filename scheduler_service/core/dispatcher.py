@@ -137,7 +137,8 @@ class Dispatcher:
                 target.capacity.max_drafts,
                 self._forecast.step_s,
                 now,
-                ahead=target.limits.in_flight > 1,
+                ahead=target.max_steps > 1,
+                drafts_ahead=target.limits.in_flight > 1,
                 sends=target.takes_a_step,
             )
 

@@ -59,10 +59,14 @@ class TargetExecutor:
         return self.connected and not self.retiring
 
     @property
+    def max_steps(self) -> int:
+        """How many steps may be in flight now; 0: no executor is connected."""
+        return self.limits.steps(self._step_s) if self.connected and self.limits else 0
+
+    @property
     def takes_a_step(self) -> bool:
-        """An executor is connected, and fewer steps are in flight than there may be."""
-        limits = self.limits
-        return self.connected and limits is not None and len(self.in_flight) < limits.steps(self._step_s)
+        """Fewer steps are in flight than there may be."""
+        return len(self.in_flight) < self.max_steps
 
     def pace(self, now: float) -> tuple[float, float]:
         """Seconds that a step takes, as a moving average, and since the oldest step in flight was sent.

@@ -44,6 +44,7 @@ class DraftDecision:
         min_rest: int,
         max_rest: int,
         ahead: bool,
+        drafts_ahead: bool,
     ) -> None:
         """max_drafts: that the target verifies in one row.
         max_automatic: the same for sequences whose number of drafts the controller chooses.
@@ -51,8 +52,9 @@ class DraftDecision:
         min_rest, max_rest: bounds on the tokens that a sequence without drafts decodes plainly; the first one
         of those for whom the draft executor could draft.
         ahead: decide about sequences with unanswered rows, too.
+        drafts_ahead: they may have drafts; else one for which drafts are promising waits for the answers.
         """
-        self._ahead = ahead
+        self._ahead, self._drafts_ahead = ahead, drafts_ahead
         self._controller = controller
         self._executor = executor
         self._calendar = calendar
@@ -177,6 +179,8 @@ class DraftDecision:
             return False
         if len(sequence.tokens) + sequence.ahead >= sequence.end_length:
             return False
+        if not self._drafts_ahead and (state.length is not None or sequence.ahead > sequence.in_flight):
+            return False
         if state.drafts and state.maker is DraftSource.EXECUTOR:
             return False
         return not (self._may_ask and self._executor.candidate(sequence, state, 1) is not None)
@@ -205,8 +209,15 @@ class DraftDecision:
         if found is None:
             self._rest(sequence, state)
             return
-        if found.first >= PROMISING:
+        is_promising = found.first >= PROMISING
+        if is_promising:
             state.promising_at = known
+        if not self._drafts_ahead:
+            if is_promising:
+                state.ahead_at = -1
+            else:
+                self._rest(sequence, state)
+            return
         rows, drafts = sequence.in_flight, sequence.open_drafts
         passed = rows if drafts is None else drafts.expected(tokens, rows)
         state.offer(tokens[passed : passed + most], at, maker)

@@ -86,12 +86,13 @@ class Speculator:
         now: float,
         *,
         ahead: bool,
+        drafts_ahead: bool,
         sends: bool,
     ) -> None:
         """Decide about the awake sequences that could be in the next step and have new tokens.
 
         max_drafts: that the target verifies in one row. step_s: seconds of a recent target step.
-        ahead: a sequence may get further rows before its last one is answered.
+        ahead: a sequence may get further rows before its last one is answered. drafts_ahead: with drafts.
         sends: the target takes a step now.
         """
         executor = self._draft_executor
@@ -103,9 +104,10 @@ class Speculator:
             max_drafts=max_drafts,
             max_automatic=min(self._config.max_draft_tokens, max_drafts),
             too_late=now + DEADLINE_STEPS * step_s,
-            min_rest=PLAIN_RUN if ahead and not executor.late else 0,
+            min_rest=PLAIN_RUN if drafts_ahead and not executor.late else 0,
             max_rest=min(MAX_REST, len(running) // FRUITLESS_DECISIONS),
             ahead=ahead and sends,
+            drafts_ahead=drafts_ahead,
         )
         decision.consider(self._calendar.awake)
         if decision.open:

@@ -102,6 +102,20 @@ def test_rows_that_wait_for_answers_are_not_split_among_short_steps(length: int 
     assert rows.count(2) > 0.9 * len(rows)
 
 
+def test_text_that_does_not_repeat_goes_on_beside_a_short_step_and_drafts_wait_for_its_answer() -> None:
+    for share, ahead_at_least, ahead_at_most in ((0.0, 0.8, 1.0), (1.0, 0.0, 0.3)):
+        executor = FakeExecutor(replace(CAPACITY, short_step_s=1.0), repeating(10, share))
+        harness = Harness(executor, CoreConfig(max_in_flight=0))
+        harness.add(speculating(None))
+        depths = []
+        while not harness.idle:
+            sent(harness)
+            assert not any(row.is_bound for plan in harness.unanswered for row in plan.rows)
+            depths.append(len(harness.unanswered))
+            harness.answer()
+        assert ahead_at_least <= depths.count(2) / len(depths) <= ahead_at_most, (share, depths)
+
+
 def test_releases_alone_are_not_sent_beside_another_step_unless_pages_are_lacking() -> None:
     harness = ahead()
     harness.add(make_request("a", max_tokens=20))
