@@ -16,6 +16,7 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
 from executor_service.backends.torch_backend.files.architecture.config_wrappers import WRAPPERS
 from executor_service.backends.torch_backend.files.architecture.families import FAMILIES
+from executor_service.backends.torch_backend.files.architecture.spec import QkNorm
 
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
     file.stem: json.loads(file.read_text())
@@ -51,3 +52,12 @@ def test_a_published_config_is_accepted_or_refused_by_name(kind: str, one: dict[
 def test_there_are_three_of_each_model_type_that_loads() -> None:
     kinds = {*FAMILIES, *WRAPPERS} - ONLY_INSIDE
     assert {kind for kind in kinds if len(PUBLISHED.get(kind, ())) < 3} == set()
+
+
+def test_no_family_reorders_queries_and_keys_that_have_norms() -> None:
+    """The norms' weights, one for each number of a head, would have to be reordered as well."""
+    assert not [
+        kind
+        for kind, one in FAMILIES.items()
+        if (one.pairs or one.gguf_pairs) and one.qk_norm is not QkNorm.NONE
+    ]

@@ -263,12 +263,12 @@ class Model:
             sinks=checkpoint.read(prefix + SINKS).float().to(self.kernels.device) if s.sinks else none,
         )
         common = self.kernels, checkpoint, prefix + "mlp.", self._norms
-        mlp_norm = self._norm(checkpoint, prefix, s.norms.after_mlp)
+        after_mlp = self._norm(checkpoint, prefix, s.norms.after_mlp)
         sparse = s.moe is not None and i in s.moe.sparse_layers
         mlp = (
-            MixtureMlp(*common, mlp_norm, s.moe, self._shard)
+            MixtureMlp(*common, after_mlp, s.moe, self._shard)
             if s.moe is not None and sparse
-            else Mlp(*common, mlp_norm, self._shard)
+            else Mlp(*common, after_mlp, self._shard)
         )
         return Layer(
             attention_norm=self._norm(checkpoint, prefix, s.norms.before_attention),

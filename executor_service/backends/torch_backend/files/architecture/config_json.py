@@ -197,12 +197,12 @@ def _unrotated(f: Fields, family: Family, layers: int, window: WindowSpec | None
 
 
 def _activation(f: Fields, key: str, default: Activation) -> Activation:
-    for other in _ACTIVATION_KEYS:
-        if other != key:
-            f.only(other, _ACTIVATIONS[default])
     value = f.get(key, _ACTIVATIONS[default][0])
     for activation, names in _ACTIVATIONS.items():
         if value in names:
+            for other in _ACTIVATION_KEYS:
+                if other != key:
+                    f.only(other, names)
             return activation
     known = ", ".join(name for names in _ACTIVATIONS.values() for name in names)
     raise f.fault(f"{key} {shown(value)} is not supported, only {known}")
@@ -217,7 +217,7 @@ def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
     # transformers renamed num_experts to num_local_experts in version 5
     names = [name for name in rule.counts if f.get(name, None) is not None]
     if len({f.size(name, max_size=MAX_EXPERTS) for name in names}) > 1:
-        raise f.fault(f"num_experts {f.values['num_experts']} is not num_local_experts")
+        raise f.fault(f"{' and '.join(names)} are not the same")
     step, dense, scale = 1, frozenset[int](), 1.0
     if rule.chosen:
         step, dense = f.size("decoder_sparse_step", 1), frozenset(f.ids("mlp_only_layers"))
@@ -244,7 +244,7 @@ def _moe(f: Fields, family: Family, layers: int) -> MoeSpec | None:
         corrected=rule.corrected,
         share_scale=scale,
         shared_size=_shared_size(f, family, rule, inner),
-        shared_gate=bool(rule.shared_size),
+        shared_gate=rule.shared_gate,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from executor_service.backends.torch_backend.files.architecture.family import BiasRule, Family
 from executor_service.backends.torch_backend.files.architecture.family_shared import (
@@ -24,6 +25,18 @@ from executor_service.backends.torch_backend.files.architecture.spec import Norm
 from executor_service.backends.torch_backend.files.architecture.windowed_families import WINDOWED
 
 _GLM_BIASES = BiasRule(qkv=("attention_bias", True), output=("", False))
+
+_GLM = Family(
+    sizes=GLM,
+    gguf="chatglm",
+    gguf_ends=GLM_ENDS,
+    biases=_GLM_BIASES,
+    rope=RopeRule(partial=0.5),
+    norm_eps=1.5625e-7,
+    fused=(GATE_UP,),
+    pairs=True,
+    gguf_pairs=True,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -83,30 +96,11 @@ FAMILIES: Mapping[str, Family] = {
         pairs=True,
         gguf_pairs=True,
     ),
-    "glm": Family(
-        sizes=GLM,
-        gguf="chatglm",
-        gguf_ends=GLM_ENDS,
-        biases=_GLM_BIASES,
-        rope=RopeRule(partial=0.5),
-        norm_eps=1.5625e-7,
-        fused=(GATE_UP,),
-        pairs=True,
-        gguf_pairs=True,
-    ),
-    "glm4": Family(
-        sizes=GLM,
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM,
         gguf="glm4",
-        gguf_ends=GLM_ENDS,
-        biases=_GLM_BIASES,
-        rope=RopeRule(partial=0.5),
-        norm_eps=1.5625e-7,
-        norms=NormNames(
-            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
-        ),
-        fused=(GATE_UP,),
-        pairs=True,
-        gguf_pairs=True,
+        norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     ),
     "olmo2": Family(sizes=OLMO, gguf="olmo2", norm_eps=1e-5, norms=NORMS_AFTER, qk_norm=QkNorm.ALL),
     "qwen3_vl_text": Family(

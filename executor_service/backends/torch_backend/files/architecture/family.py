@@ -18,22 +18,23 @@ _NORMS, _ROPE = NormNames(), RopeRule()
 class MixtureRule:
     """How config.json describes a mixture of experts."""
 
-    experts: int  # defaults
+    experts: int  # default, as of the next
     experts_per_token: int
     size_field: str  # of the size of an expert
     counts: tuple[str, ...] = ("num_local_experts", "num_experts")  # fields with the number of experts
-    chosen: bool = False  # it says which layers are mixtures
+    chosen: bool = False  # which layers are mixtures is read: `decoder_sparse_step`, `mlp_only_layers`
     dense_first: int | None = None  # default of `first_k_dense_replace`; None: it is not read
     scaled: bool | None = None  # default of `norm_topk_prob`; None: it is not read, and shares are scaled
-    gguf_scaled: bool = True  # to llama.cpp, where a GGUF file does not say it
-    clamped: bool = False  # as `MoeSpec.clamped`
-    corrected: bool = False  # as `MoeSpec.corrected`; `routed_scaling_factor` scales the shares
-    shared_size: str = ""  # field of the neurons of an expert that all tokens have, which has a gate
-    shared_count: str = ""  # field of the number of experts that all tokens have, which are one without gate
+    gguf_scaled: bool = True  # the same of GGUF files, where llama.cpp has another default
+    clamped: bool = False  # router and experts have biases, and gpt-oss's activation
+    corrected: bool = False  # shares are sigmoids, chosen with a correction, times `routed_scaling_factor`
+    shared_size: str = ""  # field of the neurons of an expert that all tokens have
+    shared_count: str = ""  # or of the number of such experts, which are computed as one
+    shared_gate: bool = False  # its result is multiplied by a sigmoid of its own
 
     @property
     def own_fields(self) -> frozenset[str]:
-        """The fields of config.json that other mixtures may not have."""
+        """The keys of `config_fields.NEUTRAL` that `config_json` reads of such a mixture."""
         own = {self.shared_size, self.shared_count, *self.counts}
         if self.dense_first is not None:
             own.add("first_k_dense_replace")
@@ -59,9 +60,9 @@ class Family:
     """The models of one architecture."""
 
     sizes: Mapping[str, int]  # config.json's fields and their defaults in transformers 5
-    gguf: str  # `general.architecture` of GGUF files; "": they are refused
-    fields: frozenset[str] = frozenset()  # that it has beside those of all, some in `config_fields.NEUTRAL`
-    expected: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # and those with the only values
+    gguf: str  # `general.architecture` of GGUF files; "": they are refused. Shared ones: see `gguf_spec`
+    fields: frozenset[str] = frozenset()  # that others don't have; of any value if nothing reads them
+    expected: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # others, with their only values
     inner_field: str = "intermediate_size"  # of a dense MLP
     window: WindowRule | None = None
     biases: BiasRule = _BIASES
@@ -79,11 +80,13 @@ class Family:
     multipliers: bool = False  # of embeddings, of what layers add to them, of scores and logits (Granite)
     caps: tuple[float, float] | None = None  # defaults, of scores and logits; None: it has none
     mixture: MixtureRule | None = None
-    sinks: bool = False
-    fused: tuple[str, ...] = ()  # tensors with q, k and v, or gate and up, in one
-    renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files' for them
-    pairs: bool = False  # directories have the rows of q and k that are rotated together side by side
-    gguf_pairs: bool = False  # GGUF files have them so
+    sinks: bool = False  # each head has a score beside those of the tokens it sees
+    fused: tuple[str, ...] = ()  # tensors with q, k and v, or gate and up, in one: keys of `stored_names`
+    renamed: tuple[tuple[str, str], ...] = ()  # parts of our tensors' names, and the files': in this order
+    # Rows of q and k that are rotated together stand side by side in directories, and in GGUF files.
+    # Norms of q and k are not reordered: not for a family that has them.
+    pairs: bool = False
+    gguf_pairs: bool = False
     gguf_ends: tuple[str, ...] = ()  # tokens that end an output, beside those that GGUF files name
     gguf_renamed: tuple[
         tuple[str, str], ...
@@ -91,7 +94,7 @@ class Family:
 
     @property
     def own_fields(self) -> frozenset[str]:
-        """The fields of config.json that other families may not have."""
+        """The keys of `config_fields.NEUTRAL` that `config_json` reads of such a model, and `fields`."""
         own = {key for key, _ in (self.biases.qkv, self.biases.output, self.biases.mlp)}
         if self.multipliers:
             own |= {f"{what}_multiplier" for what in ("embedding", "residual", "attention")} | {

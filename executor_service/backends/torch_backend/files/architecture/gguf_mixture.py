@@ -10,8 +10,8 @@ from executor_service.backends.torch_backend.files.architecture.spec import MAX_
 from executor_service.files.fields import Fields
 
 _SHARED_SIZE, _SHARED_COUNT = "expert_shared_feed_forward_length", "expert_shared_count"
-_DENSE_FIRST, _SCALE, _SHARES = "leading_dense_block_count", "expert_weights_scale", "expert_gating_func"
-_UNSET, _SIGMOID = 0, 2  # of the last one
+_DENSE_FIRST, _SCALE, _GATING = "leading_dense_block_count", "expert_weights_scale", "expert_gating_func"
+_UNSET, _SIGMOID = 0, 2  # of `_GATING`
 
 
 def mixture_keys(rule: MixtureRule | None) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def mixture_keys(rule: MixtureRule | None) -> tuple[str, ...]:
         _SHARED_SIZE: bool(rule.shared_size),
         _SHARED_COUNT: bool(rule.shared_count),
         _DENSE_FIRST: rule.dense_first is not None,
-        **dict.fromkeys((_SCALE, _SHARES), rule.corrected),
+        **dict.fromkeys((_SCALE, _GATING), rule.corrected),
     }
     return tuple(key for key, own in keys.items() if own)
 
@@ -44,7 +44,7 @@ def mixture_from_gguf(f: Fields, name: str, family: Family, layers: int) -> MoeS
     )
     scale, dense, shared = 1.0, 0, 0
     if rule.corrected:
-        f.only(f"{name}.{_SHARES}", (_UNSET, _SIGMOID))
+        f.only(f"{name}.{_GATING}", (_UNSET, _SIGMOID))
         scale = f.number(f"{name}.{_SCALE}") if f.get(f"{name}.{_SCALE}", 0) else 1.0
     if rule.dense_first is not None:
         dense = f.count(f"{name}.{_DENSE_FIRST}", 0)
@@ -62,5 +62,5 @@ def mixture_from_gguf(f: Fields, name: str, family: Family, layers: int) -> MoeS
         corrected=rule.corrected,
         share_scale=scale,
         shared_size=shared,
-        shared_gate=bool(rule.shared_size),
+        shared_gate=rule.shared_gate,
     )

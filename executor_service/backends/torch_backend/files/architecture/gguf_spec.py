@@ -33,7 +33,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import (
 )
 from executor_service.files.fields import Fields, shown
 
-_OTHER_SCALE = {"gemma3_text": 62, "gemma2": 46}
+_LAYERS_OF_27B = {"gemma3_text": 62, "gemma2": 46}
 """Numbers of layers by which llama.cpp knows the 27B models, whose scores have another scale."""
 # The first one of families with the same name: to llama.cpp Mistral is Llama. "": not read from such files.
 _ARCHITECTURES = {
@@ -123,7 +123,7 @@ def spec_from_gguf(
     if rotary_dim != head_dim and family.rope.partial is None:
         raise f.fault(f"{name}.rope.dimension_count: rotating a part of each head is not supported")
     context = f.size(f"{name}.context_length")
-    scale = head_dim**-0.5 if layers != _OTHER_SCALE.get(architecture) else (hidden // heads) ** -0.5
+    scale = head_dim**-0.5 if layers != _LAYERS_OF_27B.get(architecture) else (hidden // heads) ** -0.5
     scales = _scales(f, name, family, hidden, scale)
     caps = _caps(f, name, family)
     tokens = f.get("tokenizer.ggml.tokens", None)

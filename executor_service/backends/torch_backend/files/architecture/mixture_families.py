@@ -108,6 +108,7 @@ MIXTURES: Mapping[str, Family] = {
             scaled=False,
             gguf_scaled=False,
             shared_size="shared_expert_intermediate_size",
+            shared_gate=True,
         ),
     ),
     "glm4_moe": Family(
