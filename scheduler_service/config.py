@@ -318,6 +318,7 @@ class SchedulerSettings(ServiceSettings):
             max_queued_tokens=self.max_queued_tokens,
             failover_timeout_s=self.failover_timeout_s,
             watchdog_s=self.watchdog_s,
+            release_wait_s=0.01,
             max_in_flight=self.steps_in_flight,
             max_draft_tokens=self.max_draft_tokens,
         )

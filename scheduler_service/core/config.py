@@ -18,6 +18,7 @@ class CoreConfig:
     max_queued_tokens: int = 1 << 20  # prompt tokens of the queued requests
     failover_timeout_s: float = 60.0  # seconds that a request waits while no executor opens caches
     watchdog_s: float = 30.0  # without an admission, until the watchdog looks whether that is right; 0: never
+    release_wait_s: float = 0.0  # that releases wait for a step with rows, while nothing is queued
     max_in_flight: int = 0  # steps sent and not answered; 0: as many as keep the executor busy
     max_draft_tokens: int = 8  # drafts of one row, where the controller decides on their number
     max_refusals: int = 3  # answers in a row that a sequence's cache is not as recorded, until it fails
@@ -40,6 +41,6 @@ class CoreConfig:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
-        for name in ("failover_timeout_s", "step_budget_s", "watchdog_s"):
+        for name in ("failover_timeout_s", "step_budget_s", "watchdog_s", "release_wait_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0")

@@ -19,7 +19,7 @@ from scheduler_service.core.target_executor import TargetExecutor
 from scheduler_service.core.waiting.reasons import WaitReason
 
 FOR_PAGES = frozenset({WaitReason.PAGES, WaitReason.PAGES_IN_FLIGHT, WaitReason.RUNNING_PAGES})
-"""Reasons that releases end. For any other, they wait until a step has rows or none is in flight."""
+"""Reasons that releases end."""
 
 
 class Dispatcher:
@@ -142,12 +142,25 @@ class Dispatcher:
                 sends=target.takes_a_step,
             )
 
+    def _must_release(self, now: float) -> bool:
+        """Whether a step is to be sent for releases alone: something waits for them, or they have waited."""
+        pool = self._pool
+        if not pool.releases or self._target.in_flight:
+            return bool(pool.releases) and pool.waits.reason in FOR_PAGES
+        return len(pool.queue) > 0 or now >= pool.release_at
+
+    def next_at(self, now: float) -> float | None:
+        """When a step is due that no event brings about, on the caller's clock; None: there is none."""
+        target, pool = self._target, self._pool
+        times = [target.retry_at(now)] if len(self._registry) else []
+        if pool.releases and target.connected and not target.in_flight:
+            times.append(pool.release_at)
+        return min((at for at in times if at is not None), default=None)
+
     def _send(self, schedule: Schedule, pages: int, now: float) -> PlannedStep | None:
-        if schedule.empty and self._target.in_flight and self._pool.waits.reason not in FOR_PAGES:
+        if schedule.empty and not self._must_release(now):
             return None
         releases = self._pool.take_releases()
-        if schedule.empty and not releases:
-            return None
         for opening in schedule.openings:
             self._registry.start(opening.sequence.live, now)
             self._speculator.opened(opening.sequence)

@@ -51,7 +51,7 @@ class StepScheduler:
 
     def __init__(self, config: CoreConfig) -> None:
         self._counters = Totals()
-        self._pool = SequencePool()
+        self._pool = SequencePool(config.release_wait_s)
         self._waits = self._pool.waits
         self._speculator = Speculator(config)
         self._forecast = Forecast(self._speculator.step_time)
@@ -345,8 +345,7 @@ class StepScheduler:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `expire` or `plan` has something to do by itself, on the caller's clock; None: never."""
-        retry_at = self._target.retry_at(now) if len(self._registry) else None
-        times = (self._expiry.next_at(now), retry_at, self._speculator.next_wakeup(now))
+        times = (self._expiry.next_at(now), self._dispatcher.next_at(now), self._speculator.next_wakeup(now))
         return min((time for time in times if time is not None), default=None)
 
     # -- steps -----------------------------------------------------------------------------------

@@ -17,13 +17,16 @@ ISOLATION_LOSSES = 2
 class SequencePool:
     """All sequences that have not ended, and the caches they hold or held."""
 
-    def __init__(self) -> None:
+    def __init__(self, release_wait_s: float = 0.0) -> None:
+        """release_wait_s: see `CoreConfig`."""
+        self._release_wait_s = release_wait_s
         self.waits = WaitLedger()
         self.log = StepLog()
         self.queue = FairQueue(self.waits)
         self.running = SequenceQueue()  # with a cache: in the states OPENING, PREFILLING and RUNNING
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
         self.releases: list[int] = []  # cache ids, for the next plan
+        self.release_at = 0.0  # when a step is sent for them alone, if nothing is queued
         self.slots = UsedSlots()  # of the adapters of `running`
         self.preemptions = 0
         self.held = 0  # sequences in state HELD
@@ -139,6 +142,8 @@ class SequencePool:
         sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.slots.drop(sequence.live.request.adapter)
+        if not self.releases:
+            self.release_at = self.waits.now + self._release_wait_s
         self.releases.append(sequence.cache_id)
         sequence.drop_cache()
 

@@ -130,6 +130,23 @@ def test_releases_alone_are_not_sent_beside_another_step_unless_pages_are_lackin
     assert [plan.releases for plan in sent(harness)] == [(1,)]
 
 
+def test_releases_wait_a_little_for_the_next_request() -> None:
+    config = CoreConfig(release_wait_s=0.05)
+    harness = Harness(FakeExecutor(CAPACITY), config)
+    for name in "ab":  # b comes while a's release waits
+        harness.add(make_request(name, max_tokens=1))
+        (plan,) = sent(harness)
+        assert (len(plan.openings), plan.releases) == (1, (1,) if name == "b" else ())
+        harness.answer()
+        assert not sent(harness)
+    due_at = harness.core.next_wakeup(harness.now)
+    assert due_at == harness.now + 0.05
+    harness.now = due_at
+    assert [plan.releases for plan in sent(harness)] == [(2,)]
+    harness.answer()
+    assert harness.core.next_wakeup(harness.now) is None
+
+
 def test_nobody_waits_for_the_length_of_an_opening() -> None:
     harness = ahead()
     harness.add(make_request("a"))
