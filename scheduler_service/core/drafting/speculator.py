@@ -30,6 +30,9 @@ from scheduler_service.core.speculation.drafters import (
 from scheduler_service.core.speculation.step_time import StepTime, Work, attended
 from scheduler_service.core.step import Capacity, PlannedStep, RowAnswer, StepAnswer
 
+MIN_OUTPUT = 3
+"""Output tokens of a sequence that can have drafts: its prompt brings the first, a verification up to two."""
+
 DEADLINE_STEPS = 4
 """A sequence whose deadline is fewer steps away than this gets no drafts."""
 
@@ -64,11 +67,13 @@ class Speculator:
         self._drafted_step = 0  # the last of them that had drafts, or one shortly before it
 
     def enlist(self, live: LiveRequest) -> None:
-        """Give a new request's sequences the speculation that it asks for."""
+        """Give a new request's sequences the speculation that it asks for, if they can have drafts at all."""
         length, drafters = live.request.speculation.length, live.request.drafters
         if not drafters:
             return
         for sequence in live.sequences:
+            if sequence.end_length - sequence.input_length < MIN_OUTPUT:
+                continue
             executor = grammar = None
             if DraftSource.EXECUTOR in drafters:
                 executor = ExecutorDrafter(self._executor_population)

@@ -130,6 +130,16 @@ def test_releases_alone_are_not_sent_beside_another_step_unless_pages_are_lackin
     assert [plan.releases for plan in sent(harness)] == [(1,)]
 
 
+@pytest.mark.parametrize(("max_tokens", "drafts"), [(2, False), (3, True)])
+def test_a_sequence_too_short_for_drafts_has_no_index(max_tokens: int, drafts: bool) -> None:
+    """Its prompt brings its first token, a verification at least one more than it has drafts."""
+    harness = ahead()
+    harness.add(replace(speculating(), max_tokens=max_tokens))
+    (live,) = harness.core._registry
+    assert (live.sequences[0].draft_state is not None) == drafts
+    harness.run()
+
+
 def test_releases_wait_a_little_for_the_next_request() -> None:
     config = CoreConfig(release_wait_s=0.05)
     harness = Harness(FakeExecutor(CAPACITY), config)
