@@ -42,7 +42,7 @@ class SamplingSettings:
 
     def with_seed(self, seed: int) -> SamplingSettings:
         """The same parameters under another seed."""
-        return replace(self, seed=seed)
+        return self if seed == self.seed else replace(self, seed=seed)
 
 
 class DraftSource(enum.Enum):

@@ -116,7 +116,14 @@ def report(live: LiveRequest, pool: SequencePool, target: TargetExecutor, now: f
     )
 
 
-def _plain(live: LiveRequest, sequence: LiveSequence, phase: Phase, since: float) -> WaitReport:
+def _plain(
+    live: LiveRequest,
+    sequence: LiveSequence,
+    phase: Phase,
+    since: float,
+    tokens: int = 0,
+    token_s: float = 0.0,
+) -> WaitReport:
     request, wait = live.request, sequence.wait
     return WaitReport(
         request.id,
@@ -126,6 +133,8 @@ def _plain(live: LiveRequest, sequence: LiveSequence, phase: Phase, since: float
         live.predicted_wait_s,
         wait.queued.times(),
         () if wait.again is None else wait.again.times(),
+        tokens=tokens,
+        token_s=token_s,
         adapter=request.adapter,
         labels=request.labels,
     )
@@ -158,9 +167,8 @@ class EndedRequests:
         first = live.sequences[0]
         tokens, decode_s = len(first.tokens) - first.input_length, first.wait.course.spent(Stage.DECODE)
         token_s = decode_s / (tokens - 1) if tokens > 1 else 0.0
-        one = replace(_plain(live, first, Phase.ENDED, now), tokens=tokens, token_s=token_s)
-        reports[request_id] = one
-        self._label_characters += _characters(one.labels)
+        reports[request_id] = _plain(live, first, Phase.ENDED, now, tokens, token_s)
+        self._label_characters += _characters(live.request.labels)
         while len(reports) > MAX_ENDED or self._label_characters > MAX_LABEL_CHARACTERS:
             self._forget(next(iter(reports)))
 

@@ -326,7 +326,8 @@ class SchedulerServicer(SchedulerServiceServicer):
                 warnings += await self._service.grammars.check(
                     grammar, caller, deadline, checked.grammar_field
                 )
-        checked = replace(checked, warnings=warnings[:MAX_WARNINGS])
+        if warnings:
+            checked = replace(checked, warnings=warnings[:MAX_WARNINGS])
         ids = await _token_ids(checked.prompt, served, caller)
         check_returned_prompt(checked, len(ids))
         check_still_served(checked.adapter, served.model, self._service.wanted)

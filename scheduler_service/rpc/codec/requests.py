@@ -11,7 +11,6 @@ import re
 import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -90,7 +89,7 @@ def check_request(
     return CheckedRequest(
         id=check_request_id(message.request_id),
         prompt=prompt,
-        sampling=replace(_sampling(message.sampling, model), grammar=check_grammar(message, prompt, model)),
+        sampling=_sampling(message, prompt, model),
         max_tokens=max_tokens,
         min_tokens=stop.min_tokens,
         eos_token_ids=frozenset() if stop.ignore_eos else model.eos_token_ids,
@@ -253,8 +252,8 @@ def check_request_id(given: str) -> str:
     return given
 
 
-def _sampling(message: pb.SamplingParams, model: ServedModel) -> SamplingSettings:
-    defaults = model.default_sampling
+def _sampling(request: pb.GenerateRequest, prompt: Prompt, model: ServedModel) -> SamplingSettings:
+    message, defaults = request.sampling, model.default_sampling
 
     def value(name: str) -> float:
         if message.HasField(name):  # type: ignore[arg-type]  # every name below is an optional field
@@ -282,6 +281,7 @@ def _sampling(message: pb.SamplingParams, model: ServedModel) -> SamplingSetting
         logit_bias=_logit_bias(message, model),
         seed=message.seed if message.HasField("seed") else secrets.randbits(64),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=check_grammar(request, prompt, model),
     )
 
 
