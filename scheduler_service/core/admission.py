@@ -163,11 +163,12 @@ class Admission:
             raise self._used(identity, weight, "requests", requests, allowed, most)
         if requests and tokens + prompt_tokens > (allowed := int(share * most_tokens)):
             raise self._used(identity, weight, "tokens", tokens, allowed, most_tokens)
-        retry_after_s = self.retry_after_s(identity, weight)
         if self.requests >= 2 * most:
-            raise NoRoom(f"{self.requests} requests are queued", retry_after_s, "", "queued requests")
+            wait_s = self.retry_after_s(identity, weight)
+            raise NoRoom(f"{self.requests} requests are queued", wait_s, "", "queued requests")
         if self.tokens + prompt_tokens > 2 * most_tokens:
-            raise NoRoom(f"{self.tokens} tokens are queued", retry_after_s, "", "queued tokens")
+            wait_s = self.retry_after_s(identity, weight)
+            raise NoRoom(f"{self.tokens} tokens are queued", wait_s, "", "queued tokens")
 
     def _used(self, identity: str, weight: float, unit: str, queued: int, allowed: int, most: int) -> NoRoom:
         kind = NoRoom if allowed == most else QuotaUsed

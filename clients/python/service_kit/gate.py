@@ -79,6 +79,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._credentials, self._audit = credentials, audit
         self._connections = connections or Connections()
         self._watches = self._uncollected_bytes = 0
+        self._admitted: dict[str, tuple[_Handler, _Handler]] = {}  # by method: as found, and as returned
 
     async def intercept_service(
         self,
@@ -99,7 +100,11 @@ class Gate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return self._answering(method, *_UNKNOWN)
-        return self._admitting(handler if method.startswith(_OURS) else _guarded(handler))
+        found, admitting = self._admitted.get(method, (None, handler))
+        if found is not handler:
+            admitting = self._admitting(handler if method.startswith(_OURS) else _guarded(handler))
+            self._admitted[method] = handler, admitting
+        return admitting
 
     def _collect(self, metadata_bytes: int) -> None:
         """Free the metadata of calls: grpc.aio leaves each call's in a cycle of references."""
