@@ -185,13 +185,15 @@ class Model:
 
     @property
     def activation_bytes(self) -> int:
-        """What the largest forward so far held at once, by its shapes: of a layer, or of the output layer."""
+        """Bytes for reports: what the largest forward so far held at once, estimated by its shapes."""
         s, wide = self.spec, self.kernels.dtype.itemsize
         heads, inner = s.heads * s.head_dim, s.intermediate_size
         if s.moe is not None:
             inner = max(inner, s.moe.experts_per_token * s.moe.intermediate_size + s.moe.shared_size)
         attention = 2 * heads + 2 * s.kv_heads * s.head_dim  # queries, keys and values, and what is attended
-        layer = 2 * s.hidden_size + max(attention, 3 * inner)  # beside the residual and its norm
+        layer = 2 * s.hidden_size + max(
+            attention, 3 * inner
+        )  # the residual, its norm, and attention or the MLP
         logits = 2 * 4 * s.vocab_size  # fp32, and a copy that is sampled
         return max(
             self._most_tokens * layer * wide,

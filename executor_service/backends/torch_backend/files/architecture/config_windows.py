@@ -38,10 +38,10 @@ class WindowRule:
 def window_from_config(
     f: Fields, rule: WindowRule | None, layers: int, context: int, rope: RopeSpec
 ) -> WindowSpec | None:
-    """The window, unless it is as long as the context; `rule`: None where an architecture has none.
+    """The window; None if it is as long as the context and its layers differ in nothing else.
 
-    rope: of the layers with the window. Raises ModelError, also where `layer_types` says otherwise than the
-    other fields.
+    rule: None where an architecture has none. rope: of the layers with the window. Raises ModelError, also
+    where `layer_types` says otherwise than the other fields.
     """
     f.ignore("use_sliding_window", "sliding_window", "max_window_layers")  # read where a window is in use
     kinds = _kinds(f, layers)
@@ -60,7 +60,7 @@ def window_from_config(
         chosen = frozenset()
     if kinds is not None and chosen != sliding:
         raise f.fault(f"layer_types is {shown(list(kinds))}, the other fields about windows say otherwise")
-    if size is None or not chosen or (size >= context and rule is not None and not rule.matters):
+    if rule is None or size is None or not chosen or (size >= context and not rule.matters):
         return None
     return WindowSpec(size, chosen, rope)
 

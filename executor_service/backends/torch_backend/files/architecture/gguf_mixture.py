@@ -15,7 +15,7 @@ _UNSET, _SIGMOID = 0, 2  # of `_GATING`
 
 
 def mixture_keys(rule: MixtureRule | None) -> tuple[str, ...]:
-    """The keys that other mixtures may not have."""
+    """The keys that `mixture_from_gguf` reads of such a mixture; of others they must be neutral."""
     if rule is None:
         return ()
     keys = {

@@ -92,7 +92,7 @@ def _without_alpha(r: Fields, theta: float, dim: int) -> Fields:
 def ropes_from_config(
     f: Fields, dim: int, positions: int, rule: RopeRule, local_theta: float
 ) -> tuple[RopeSpec, RopeSpec]:
-    """The same where layers with a window have a rotary embedding of their own (Gemma 3): theirs comes last.
+    """As `rope_from_config`, of layers without a window and of those with one, which have their own (Gemma 3).
 
     `rope_parameters` has an object for each type of layer. In older files `rope_local_base_freq` is the theta
     of layers with a window, and `rope_scaling` is for the others.
@@ -159,6 +159,11 @@ def _rope(f: Fields, r: Fields, theta: float, dim: int, positions: int) -> RopeS
 def _scaled(
     r: Fields, kind: str, theta: float, dim: int, positions: int, beside_original: int | None
 ) -> RopeSpec:
+    """The rotary embedding of a kind; reads only that kind's fields, since unread ones are refused.
+
+    beside_original: the original context, where a field outside of `r` says it.
+    """
+
     def original() -> int:
         inside = r.size(_ORIGINAL, positions)
         return beside_original or inside
