@@ -43,6 +43,7 @@ class LiveRequest:
         "stop_token_ids",
         "stops",
         "to_start",
+        "waits_before",
     )
 
     def __init__(self, request: Request, account: Account, serial: int, max_tokens: int, now: float) -> None:
@@ -50,6 +51,12 @@ class LiveRequest:
         self.account = account
         self.serial = serial  # rises by one with each request
         self.added_at = now
+        phases = request.phases or ((WaitReason.TOKENIZING, request.arrival),)
+        ends = [*(began_at for _, began_at in phases[1:]), now]
+        # What it waited for before it was queued, in this order.
+        self.waits_before: WaitTimes = tuple(
+            [(reason, end - at) for (reason, at), end in zip(phases, ends, strict=True)]
+        )
         self.started = False  # one of its sequences was in a step: it no longer counts as queued
         self.emitted = False  # tokens were emitted
         self.cached: int | None = None  # prompt tokens found in the prefix cache; None: nothing opened yet
@@ -77,13 +84,6 @@ class LiveRequest:
                 sequence.follow(self.sequences[0])
         for continued in request.continued:
             self.sequences[continued.index].continue_from(continued.ids)
-
-    @property
-    def waits_before(self) -> WaitTimes:
-        """What it waited for before it was queued, in this order."""
-        phases = self.request.phases or ((WaitReason.TOKENIZING, self.request.arrival),)
-        ends = [*(began_at for _, began_at in phases[1:]), self.added_at]
-        return tuple((reason, end - at) for (reason, at), end in zip(phases, ends, strict=True))
 
     @property
     def ended(self) -> bool:

@@ -70,9 +70,11 @@ class Course:
         """The present stage was a wait. sums: of all of its kind, first ones apart from later ones."""
         if self._is_full:
             return
-        last = self._stays[-1]
-        before = dict(self._waited)
-        last.waits = tuple((r, s - before.get(r, 0.0)) for r, s in sums if s > before.get(r, 0.0))
+        last, before = self._stays[-1], dict(self._waited)
+        if before:
+            last.waits = tuple((r, s - before.get(r, 0.0)) for r, s in sums if s > before.get(r, 0.0))
+        else:
+            last.waits = sums
         self._waited = () if last.stage is Stage.QUEUE else sums
 
     def lost(self) -> None:
