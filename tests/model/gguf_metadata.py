@@ -28,7 +28,8 @@ def head_dim(config: dict[str, Any]) -> int:
 def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], drafts: int) -> None:
     kind = config["model_type"]
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_context_length(config["max_position_embeddings"])
+    stretched = "alpha" in config["rope_parameters"]  # llama.cpp has one length for all of HunYuan's
+    writer.add_context_length(256 * 1024 if stretched else config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config.get("shared_intermediate_size", config["intermediate_size"]))
     writer.add_block_count(config["num_hidden_layers"] + drafts)
@@ -111,7 +112,12 @@ def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = rope.get("full_attention", rope)
     if "mrope_section" in rope:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretch = rope.get("alpha", 1.0) ** (head_dim(config) / (head_dim(config) - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * stretch)
+    if "alpha" in rope:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+        writer.add_rope_scaling_orig_ctx_len(256 * 1024)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -39,6 +39,7 @@ _ARCHITECTURES = {
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
 }
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
 _MXFP4 = gguf.GGMLQuantizationType.MXFP4

@@ -73,11 +73,9 @@ def _row(family: str, path: Path) -> str:
     found = examined(path / "plain")["dtypes"]
     loading = {dtype for dtype in DTYPES if _loads(path / "plain", dtype)}
     assert loading == set(found["cpu"])
-    gguf = FAMILIES[family].gguf
     dtypes = [", ".join(name for name in ("CPU", "CUDA") if dtype in found[name.lower()]) for dtype in DTYPES]
-    return _line(
-        [f"`{family}`", f"`{gguf}`" if gguf else "", *dtypes, _quantized(family, path / "quantized")]
-    )
+    quantized = _quantized(family, path / "quantized")
+    return _line([f"`{family}`", f"`{FAMILIES[family].gguf}`", *dtypes, quantized])
 
 
 def _loads(path: Path, dtype: str) -> bool:

@@ -69,7 +69,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ],
     *[
         (architecture, variant, {})
-        for architecture in ("ministral3", "glm")
+        for architecture in ("ministral3", "glm", "hunyuan_v1_dense")
         for variant in ("plain", "one-kv-head", "odd-heads", "tied", "bf16")
     ],
     ("olmoe", "one-expert", {}),
@@ -88,6 +88,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ministral3", "growing-always", {}),
     ("ministral3", "not-growing", {}),
     ("glm", "no-bias", {}),
+    ("hunyuan_v1_dense", "bias", {}),
+    ("hunyuan_v1_dense", "wide-heads", {}),
+    ("hunyuan_v1_dense", "no-alpha", {}),
+    ("hunyuan_v1_dense", "linear-rope", {}),
 ]
 
 

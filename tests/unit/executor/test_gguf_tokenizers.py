@@ -30,6 +30,8 @@ WORDS: dict[str, list[str]] = {
     "tekken": [*_SINGLE_DIGITS, "!\n", "(a", "'S", "\t\n"],
     "glm4": ["x", "123", "4", " y", "!\n", "(a", "'S", "\t\n"],
     "chatglm-bpe": ["x", "123", "4", " y", "!\n", "(a", "'S", "\t\n"],
+    "hunyuan": [*_SINGLE_DIGITS, "!\n", "(a", "'S", "\t\n"],
+    "hunyuan-dense": ["x", "123", "4", " y", "!\n", "(a", "'S", "\t\n"],
     "qwen2": [*_SINGLE_DIGITS, "!\n", "(a", "'S", "\t\n"],
     "seed-coder": [*_SINGLE_DIGITS, "!", "\n", "(a", "'S", "\t\n"],
 }
@@ -40,6 +42,11 @@ CASED_WORDS = {
     "gpt-4o": ["a", "My", "HTTPServer's", " мой", "Мир", "!/\n/", "Ünï", " ﬁ", "X"],
     "tekken": ["a", "My", "HTTPServer", "'s", " мой", "Мир", "!/\n/", "Ünï", " ﬁ", "X"],
     "llama-bpe": ["aMyHTTPServer", "'s", " мойМир", "!/\n", "/Ünï", " ﬁX"],
+}
+CHINESE = "aMy漢字とカナ12345年 é!x  [hi]_b"
+CHINESE_WORDS = {
+    "hunyuan-dense": ["aMy", "漢字とカナ", "123", "45", "年", " é", "!x", " ", " [", "hi", "]_", "b"],
+    "hunyuan": ["aMy漢字とカナ", *"12345", "年", " é", "!x", " ", " [", "hi", "]_", "b"],
 }
 
 
@@ -61,7 +68,11 @@ def test_words_are_those_of_the_named_pre_tokenizer(pre: str, tmp_path: Path) ->
     file = file_with(pre, tmp_path / "model.gguf")
     tokenizer: Any = Tokenizer.from_str(tokenizer_from_gguf(file).tokenizer_json.decode())
     file.close()
-    for text, expected in ((TEXT, WORDS[pre]), (CASED, CASED_WORDS.get(pre))):
+    for text, expected in (
+        (TEXT, WORDS[pre]),
+        (CASED, CASED_WORDS.get(pre)),
+        (CHINESE, CHINESE_WORDS.get(pre)),
+    ):
         words = [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
         assert words == (expected or words)
 

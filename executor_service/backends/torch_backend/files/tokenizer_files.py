@@ -56,12 +56,19 @@ _O200K = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _O200K.replace(_SHORT, "").replace(r"\p{N}{1,3}", r"\p{N}")
+# Of HunYuan and DeepSeek V3: numbers are cut first, then Chinese and Japanese, then the rest.
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
-def _split(pattern: str) -> PreTokenizer:
+def _split(*patterns: str) -> PreTokenizer:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -80,9 +87,10 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = {
     **dict.fromkeys(("gpt-4o", "minimax-m2"), lambda: _split(_O200K)),
     "tekken": lambda: _split(_TEKKEN),
     "seed-coder": lambda: _split(_SEED),
-    "qwen2": lambda: _split(_QWEN2),
+    "hunyuan-dense": lambda: _split(*_DEEPSEEK3),
+    **dict.fromkeys(("qwen2", "hunyuan"), lambda: _split(_QWEN2)),
 }
-_NORMALIZED = ("qwen2", "olmo")  # to NFC
+_NORMALIZED = ("qwen2", "olmo", "hunyuan")  # to NFC
 _WHOLE = ("llama-bpe", "tekken")
 """Words of the vocabulary are tokens, whatever the merges say, and a text has bos unless the file says no."""
 

@@ -111,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "hunyuan_v1_dense": Family(
         sizes=LLAMA | {"vocab_size": 290_943},
-        gguf="",
+        gguf="hunyuan-dense",
         fields=UNUSED_HUNYUAN,
         expected={
             "add_classification_head": (False,),

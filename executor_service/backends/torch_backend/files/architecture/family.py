@@ -60,7 +60,7 @@ class Family:
     """The models of one architecture."""
 
     sizes: Mapping[str, int]  # config.json's fields and their defaults in transformers 5
-    gguf: str  # `general.architecture` of GGUF files; "": they are refused. Shared ones: see `gguf_spec`
+    gguf: str  # `general.architecture` of GGUF files; several have one name: see `gguf_spec`
     fields: frozenset[str] = frozenset()  # that others don't have; of any value if nothing reads them
     expected: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # others, with their only values
     inner_field: str = "intermediate_size"  # of a dense MLP

@@ -35,10 +35,8 @@ from executor_service.files.fields import Fields, shown
 
 _LAYERS_OF_27B = {"gemma3_text": 62, "gemma2": 46}
 """Numbers of layers by which llama.cpp knows the 27B models, whose scores have another scale."""
-# The first one of families with the same name: to llama.cpp Mistral is Llama. "": not read from such files.
-_ARCHITECTURES = {
-    family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items())) if family.gguf
-}
+# The first one of families with the same name: to llama.cpp Mistral is Llama.
+_ARCHITECTURES = {family.gguf: architecture for architecture, family in reversed(list(FAMILIES.items()))}
 _BY_KEY = {"llama.expert_count": "mixtral", "olmo2.attention.sliding_window": "olmo3"}
 """Architectures with another one's name in GGUF files, by keys that tell them apart unless they are 0."""
 _HARMLESS = (

@@ -92,7 +92,7 @@ def _without_alpha(r: Fields, theta: float, dim: int) -> Fields:
 def ropes_from_config(
     f: Fields, dim: int, positions: int, rule: RopeRule, local_theta: float
 ) -> tuple[RopeSpec, RopeSpec]:
-    """As `rope_from_config`, of layers without a window and of those with one, which have their own (Gemma 3).
+    """As `rope_from_config`, of layers without a window and of those with one, which have their own.
 
     `rope_parameters` has an object for each type of layer. In older files `rope_local_base_freq` is the theta
     of layers with a window, and `rope_scaling` is for the others.
