@@ -78,6 +78,30 @@ def test_one_gguf_file_is_fetched_by_its_quantization(hub: FakeHub) -> None:
     assert found.path == Path(result.stdout.strip())
 
 
+def test_a_gguf_file_in_parts_is_one_model(hub: FakeHub, tmp_path: Path) -> None:
+    parts = {f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf": b"GGUF" + bytes(i * 1000) for i in (1, 2, 3)}
+    hub.files["owner/big-GGUF"] = {**FILES, **parts}
+    hub.sent = {"Q8_0/big-Q8_0-00002-of-00003.gguf": b"GGUF"}
+    assert pull("owner/big-GGUF:Q4_K_M").exit_code == 0
+    assert "several GGUF files" in pull("owner/big-GGUF:Q8_0").stderr  # there is a whole one of the same name
+    del hub.files["owner/big-GGUF"]["tiny-Q8_0.gguf"]
+    assert "00002-of-00003.gguf has 4 bytes" in pull("owner/big-GGUF:Q8_0").stderr
+    assert names() == ["owner/big-GGUF:Q4_K_M"]  # the first part comes last
+    hub.sent = {}
+    result = pull("owner/big-GGUF:Q8_0")
+    assert result.exit_code == 0, result.stderr
+    first = Path(result.stdout.strip())
+    assert sorted(file.name for file in first.parent.iterdir()) == sorted(Path(part).name for part in parts)
+    found = find_local("owner/big-GGUF:Q8_0")
+    assert found is not None
+    assert (found.path, found.format, found.size_bytes) == (first, "Q8_0", sum(map(len, parts.values())))
+    assert len(names()) == 2
+    assert CliRunner().invoke(app, ["rm", "owner/big-GGUF:Q8_0"]).exit_code == 0
+    assert names() == ["owner/big-GGUF:Q4_K_M"]
+    blobs = tmp_path / "hub" / "models--owner--big-GGUF" / "blobs"
+    assert [path.stat().st_size for path in blobs.iterdir()] == [len(FILES["tiny-Q4_K_M.gguf"])]
+
+
 def test_several_gguf_files_are_a_choice_that_is_left_to_the_user(hub: FakeHub) -> None:
     result = pull("owner/tiny-GGUF")
     assert result.exit_code == 1
@@ -160,7 +184,7 @@ def test_a_redirect_elsewhere_brings_nothing_that_the_hub_did_not_list(hub: Fake
         ("owner/pickled", "no safetensors and no GGUF files"),
         ("owner/tiny-GGUF:Q2_K", "no GGUF file :Q2_K; it has :Q4_K_M, :Q8_0"),
         ("owner/tiny:Q4_K_M", "has safetensors files and no GGUF files: leave out :Q4_K_M"),
-        ("owner/parts", "in several parts"),
+        ("owner/parts", "has no tiny-Q4_0-00001-of-00002.gguf, a part of the GGUF file"),
         ("llama3", "neither SmolLM2-135M-Instruct nor owner/name"),
         ("../tiny", "neither"),
     ],
@@ -169,7 +193,7 @@ def test_what_can_not_be_fetched_is_said_in_one_line(hub: FakeHub, name: str, sa
     hub.files |= {
         "owner/gated": dict(MODEL),
         "owner/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
-        "owner/parts": {"tiny-Q4_0-00001-of-00002.gguf": b"GGUF", "tiny-Q4_0-00002-of-00002.gguf": b"GGUF"},
+        "owner/parts": {"tiny-Q4_0-00002-of-00002.gguf": b"GGUF"},
     }
     hub.gated = {"owner/gated"}
     result = pull(name)
@@ -225,6 +249,7 @@ def test_weights_of_the_usual_name_are_preferred_and_the_config_comes_last() -> 
         ("x-f16.gguf", "f16"),
         ("x-MXFP4_MOE.gguf", "MXFP4_MOE"),
         ("Q-model.gguf", "Q-model"),
+        ("x-Q6_K-00002-of-00004.gguf", "Q6_K"),
     ],
 )
 def test_a_gguf_files_quantization_is_the_end_of_its_name(path: str, label: str) -> None:

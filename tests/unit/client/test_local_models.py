@@ -72,6 +72,18 @@ def test_list_shows_names_sizes_and_paths(models: Path) -> None:
     assert lines[2].startswith("Qwen/Qwen3-0.6B ")
 
 
+def test_parts_of_a_gguf_file_are_one_model_of_the_list(models: Path) -> None:
+    parts = [models / f"big.Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for part in parts:
+        part.write_bytes(bytes(2_000_000))
+    listed = CliRunner().invoke(app, ["list"]).stdout.splitlines()
+    assert listed[0].split() == ["big.Q8_0", "Q8_0", "4", "MB", f".models/{parts[0].name}"]
+    assert not listed[1].startswith("big")
+    assert find_model("big.Q8_0").name == parts[0].name
+    assert CliRunner().invoke(app, ["rm", "big.Q8_0"]).exit_code == 0
+    assert not [part for part in parts if part.exists()]
+
+
 def test_an_empty_list_says_how_to_get_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_MODELS", str(tmp_path / "none"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))

@@ -70,10 +70,14 @@ def write_gguf(
     tensors: Sequence[str] = (),
     quantized: gguf.GGMLQuantizationType | None = None,
     rope_factors: Mapping[str, Sequence[float]] | None = None,
+    split: int = 0,
     **changes: Any,
 ) -> None:
-    """The same tiny model as GGUF, through the format's own library, with keys and tensors of one's own."""
-    writer = gguf.GGUFWriter(path, kind)
+    """The same tiny model as GGUF, through the format's own library, with keys and tensors of one's own.
+
+    split: most tensors of a part, of which there are 20; 0: it is one file.
+    """
+    writer = gguf.GGUFWriter(path, kind, split_max_tensors=split)
     hidden = 16 if quantized is None else 32  # whole blocks
     sizes = {"vocab": 32, "context": 64, "hidden": hidden, "inner": 24, "layers": 2} | changes
     writer.add_vocab_size(sizes["vocab"])

@@ -135,12 +135,6 @@ def test_what_ends_an_output_is_named_by_the_file_or_known_of_the_family() -> No
     assert spec_from_gguf(metadata | {"gpt-oss.vocab_size": 5}, {}, {}, "x.gguf").eos_token_ids == (0,)
 
 
-def test_a_part_of_a_model_is_refused_as_such() -> None:
-    with pytest.raises(ModelError, match=r"split\.count 3: a model in several files is not supported"):
-        spec_from_gguf(MIXTURE | {"split.count": 3}, {}, {}, "x.gguf")
-    spec_from_gguf(MIXTURE | {"split.count": 1}, {}, {}, "x.gguf")
-
-
 def test_an_architecture_that_is_no_name_is_refused() -> None:
     with pytest.raises(ModelError, match=r"general\.architecture "):
         spec_from_gguf(MIXTURE | {"general.architecture": ["qwen3moe"]}, {}, {}, "x.gguf")

@@ -12,6 +12,7 @@ from service_kit.model_name import MAX_NAME, model_name
     ("path", "name"),
     [
         ("models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"),
+        ("models/Qwen3-235B-Q4_K_M-00002-of-00003.gguf", "Qwen3-235B-Q4_K_M"),
         ("models/Qwen3-0.6B", "Qwen3-0.6B"),
         ("models/Qwen3-0.6B/", "Qwen3-0.6B"),
         ("hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d81485cdf75e47ca", "Qwen3-0.6B"),

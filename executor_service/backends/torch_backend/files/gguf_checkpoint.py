@@ -1,4 +1,4 @@
-"""`GgufCheckpoint`: a model in one GGUF file."""
+"""`GgufCheckpoint`: a model in a GGUF file, or in several parts of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from executor_service.backends.torch_backend.files.architecture.family_shared im
 from executor_service.backends.torch_backend.files.architecture.gguf_spec import spec_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import FACTOR_TENSORS
 from executor_service.backends.torch_backend.files.gguf_blocks import FORMATS, unpack
-from executor_service.backends.torch_backend.files.gguf_file import GgufFile
+from executor_service.backends.torch_backend.files.gguf_parts import open_gguf
 from executor_service.backends.torch_backend.files.scaled_numbers import ScaledNumbers, Weight
 from executor_service.backends.torch_backend.files.stored_names import (
     SHARED_GATE,
@@ -36,14 +36,15 @@ _MAX_FACTORS = 4096  # of rotary frequencies
 
 
 class GgufCheckpoint:
-    """A GGUF file. It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone.
+    """A GGUF file, or all parts of one.
 
+    It stacks experts in one tensor and permutes rows of Llama's q and k; both is undone.
     Blocks beyond the model's layers draft tokens, and are not read.
     """
 
     def __init__(self, path: Path, *, blocks: bool = False) -> None:
         """`blocks`: `read_weight` returns numbers, scales and minima of the formats in `gguf_blocks`."""
-        self.file, self._blocks = GgufFile(path), blocks
+        self.file, self._blocks = open_gguf(path), blocks
         self.quantization = "GGUF" if blocks else None
         try:
             check_no_classifier(self.file.tensors, path.name)
@@ -127,7 +128,7 @@ class GgufCheckpoint:
         return rows
 
     def files(self) -> list[Path]:
-        return [self.file.path]
+        return [file.path for file in (self.file, *self.file.others)]
 
     def close(self) -> None:
         self.file.close()

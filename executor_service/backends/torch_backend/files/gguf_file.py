@@ -29,7 +29,7 @@ _NAN_E8M0 = 255  # the first byte of a block of MXFP4 is its scale
 _LENGTH = struct.Struct("<Q")
 _MAX_ITEMS = 1 << 21  # of all metadata arrays: vocabularies of 2^18 have 1.3 million, merges included
 _MAX_ENTRIES = 1 << 14  # of metadata; files have some dozens
-_MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 16
 _MAX_HEADER_BYTES = 128 << 20  # with a vocabulary of 2^18 tokens it has 20 MB
 
 
@@ -41,6 +41,7 @@ class GgufTensor:
     kind: int  # a ggml type
     offset: int
     size: int
+    map: mmap.mmap  # of the file, which may be another part of the model
 
 
 class GgufFile:
@@ -54,6 +55,7 @@ class GgufFile:
         with path.open("rb") as file:
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at, self._items = 0, 0  # header bytes and array items read so far
+        self.others: list[GgufFile] = []  # further parts of the model, whose tensors are in `tensors`
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         try:
@@ -63,7 +65,9 @@ class GgufFile:
             raise
 
     def close(self) -> None:
-        """Close the memory mapping, or leave that to the last view of it, which an error may hold."""
+        """Close the memory mappings, or leave that to the last view of each, which an error may hold."""
+        for other in self.others:
+            other.close()
         with contextlib.suppress(BufferError):
             self.bytes.close()
 
@@ -95,7 +99,7 @@ class GgufFile:
         tensor = self.tensors[name]
         kind = gguf.GGMLQuantizationType(tensor.kind)
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        raw = np.frombuffer(self.bytes, np.uint8, tensor.size, tensor.offset)
+        raw = np.frombuffer(tensor.map, np.uint8, tensor.size, tensor.offset)
         rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
         part = rows if index is None else rows[index]
         if kind is gguf.GGMLQuantizationType.MXFP4 and (part[..., ::block_bytes] == _NAN_E8M0).any():
@@ -165,10 +169,10 @@ class GgufFile:
         if version not in (2, 3):
             raise self.fault(f"GGUF version {version} is not supported, only 2 and 3")
         tensors, entries = self._scalar("<Q", "tensor count"), self._scalar("<Q", "metadata count")
-        if tensors > _MAX_TENSORS or entries > _MAX_ENTRIES:
+        if tensors > MAX_TENSORS or entries > _MAX_ENTRIES:
             raise self.fault(
                 f"claims {tensors} tensors and {entries} metadata entries, "
-                f"at most {_MAX_TENSORS} and {_MAX_ENTRIES} are read"
+                f"at most {MAX_TENSORS} and {_MAX_ENTRIES} are read"
             )
         for _ in range(entries):
             key = self._string("a metadata key")
@@ -190,7 +194,7 @@ class GgufFile:
                 )
             if name in self.tensors:
                 raise self.fault(f"tensor {name!r} is there twice")
-            self.tensors[name] = GgufTensor(shape, kind, data + offset, size)
+            self.tensors[name] = GgufTensor(shape, kind, data + offset, size, self.bytes)
         check_apart(self.path.name, ((t.offset, t.offset + t.size, n) for n, t in self.tensors.items()))
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:

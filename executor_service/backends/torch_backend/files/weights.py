@@ -96,7 +96,7 @@ def open_checkpoint(path: Path, *, blocks: bool = False) -> Checkpoint:
                     return GgufCheckpoint(path, blocks=blocks)
             raise ModelError(f"{path.name}: neither a GGUF file nor a model directory")
     except OSError as error:
-        raise ModelError(f"{path.name}: {error.strerror}") from None
+        raise ModelError(f"{Path(error.filename or path).name}: {error.strerror}") from None
     raise ModelError(f"{path}: no such file or directory")
 
 

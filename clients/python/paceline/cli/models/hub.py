@@ -110,7 +110,7 @@ class HubModel:
         reference = folder / "refs" / self.name.revision
         reference.parent.mkdir(exist_ok=True)
         reference.write_text(self.commit)
-        return snapshot / self.files[0].path if _is_gguf(self.files[0]) else snapshot
+        return snapshot / self.files[-1].path if _is_gguf(self.files[-1]) else snapshot
 
     def _check_tag(self, file: HubFile) -> None:
         """Refuse a file whose ETag is not the digest that was listed: the cache makes a file name of it."""

@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from service_kit.model_name import gguf_parts, gguf_stem
+
 from paceline.cli.models.directories import ModelFetchError
 
 CONFIG = "config.json"
@@ -40,7 +42,6 @@ _READ_BESIDE = (
     "LICENSE*",
 )
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*(/[A-Za-z0-9_][\w.+-]*)?", re.ASCII)
-_PART = re.compile(r"-\d{5}-of-(\d{5})$")
 _QUANTIZATION = re.compile(
     r"(?:^|[-_.])(I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|FP?16|FP?32)$", re.IGNORECASE | re.ASCII
 )
@@ -57,7 +58,7 @@ class HubFile(NamedTuple):
 
 def quantization_of(path: str) -> str:
     """The quantization that a GGUF file's name ends with ("Q4_K_M"), else its whole stem."""
-    stem = PurePosixPath(path).stem
+    stem = gguf_stem(PurePosixPath(path).name)
     found = _QUANTIZATION.search(stem)
     return found[1] if found else stem
 
@@ -76,7 +77,7 @@ def needed_files(files: Sequence[HubFile], quantization: str = "") -> list[HubFi
             raise ModelFetchError(f"it has safetensors files, but no {CONFIG}")
         beside = [file for file in plain if _is_read(file.path) and file not in weights]
         return sorted((*weights, *beside), key=lambda file: (file.path == CONFIG, file not in weights))
-    return [_one_gguf(plain, quantization)]
+    return _one_gguf(plain, quantization)
 
 
 def _weights(files: Sequence[HubFile]) -> list[HubFile]:
@@ -90,7 +91,8 @@ def _is_read(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in _READ_BESIDE)
 
 
-def _one_gguf(files: Sequence[HubFile], quantization: str) -> HubFile:
+def _one_gguf(files: Sequence[HubFile], quantization: str) -> list[HubFile]:
+    """The parts of one GGUF file, of which most have one; the first comes last, which makes them a model."""
     found = [
         file
         for file in files
@@ -108,8 +110,10 @@ def _one_gguf(files: Sequence[HubFile], quantization: str) -> HubFile:
     if quantization and not wanted:
         raise ModelFetchError(f"it has no GGUF file :{quantization}; it has {choices}")
     chosen = wanted or found
-    if any(_PART.search(PurePosixPath(file.path).stem) for file in chosen):
-        raise ModelFetchError("the GGUF file is in several parts, which are not read: choose one of one part")
-    if len(chosen) > 1:
+    parts = gguf_parts(chosen[0].path)
+    if any(file.path not in parts for file in chosen):
         raise ModelFetchError(f"it has several GGUF files: add which one to its name, of {choices}")
-    return chosen[0]
+    listed = {file.path: file for file in found}
+    if missing := [part for part in parts if part not in listed]:
+        raise ModelFetchError(f"it has no {missing[0]}, a part of the GGUF file")
+    return [listed[part] for part in reversed(parts)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service_kit.model_name import model_name
+from service_kit.model_name import gguf_parts, model_name
 
 from paceline.cli.models.directories import hub_cache, model_directories
 from paceline.cli.models.hub_files import CONFIG, quantization_of
@@ -17,7 +17,7 @@ _MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that `serve` takes: a GGUF file, or a directory with a config.json."""
+    """A model that `serve` takes: a GGUF file, the first of its parts, or a directory with a config.json."""
 
     name: str  # what `serve` takes, apart from the path
     path: Path
@@ -25,8 +25,8 @@ class LocalModel:
 
     @property
     def size_bytes(self) -> int:
-        """Of its file, or of all files in its directory."""
-        files = [self.path] if self.path.is_file() else self.path.iterdir()
+        """Of its file, of all its parts, or of all files in its directory."""
+        files = self._parts if self.path.is_file() else self.path.iterdir()
         return sum(file.stat().st_size for file in files if file.is_file())
 
     @property
@@ -34,15 +34,20 @@ class LocalModel:
         """The quantization of a GGUF file, or "safetensors"."""
         return quantization_of(self.path.name) if self.path.is_file() else "safetensors"
 
+    @property
+    def _parts(self) -> list[Path]:
+        return [self.path.with_name(name) for name in gguf_parts(self.path.name)]
+
     def remove(self) -> None:
-        """Delete its file or directory; in Hugging Face's cache, also the content that its names link to."""
+        """Delete its files or directory; in Hugging Face's cache, also the content that its names link to."""
         if self.path.is_dir() and not self.path.is_symlink():
             links = [path for path in self.path.rglob("*") if path.is_symlink()]
             contents = [path.resolve() for path in links]
             shutil.rmtree(self.path)
         else:
-            contents = [self.path.resolve()] if self.path.is_symlink() else []
-            self.path.unlink()
+            contents = [part.resolve() for part in self._parts if part.is_symlink()]
+            for part in self._parts:
+                part.unlink(missing_ok=part != self.path)
         if self.in_hub_cache:
             repository = _repository(self.path)
             for content in contents:
@@ -94,7 +99,7 @@ def _cached(repository: Path) -> Iterator[LocalModel]:
         if _is_model(snapshot):
             yield LocalModel(name, snapshot, in_hub_cache=True)
         for path in (*_entries(snapshot), *(file for one in _entries(snapshot) for file in _entries(one))):
-            if path.suffix.lower() == ".gguf" and path.is_file():
+            if path.is_file() and _is_model(path):
                 yield LocalModel(f"{name}:{quantization_of(path.name)}", path, in_hub_cache=True)
 
 
@@ -119,4 +124,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _is_model(path: Path) -> bool:
-    return path.suffix.lower() == ".gguf" if path.is_file() else (path / CONFIG).is_file()
+    """Whether it is a directory with a model, or a GGUF file that is no further part of one."""
+    if not path.is_file():
+        return (path / CONFIG).is_file()
+    return path.suffix.lower() == ".gguf" and path.name == gguf_parts(path.name)[0]

@@ -85,11 +85,6 @@ def spec_from_gguf(
 ) -> ModelSpec:
     """The spec of a GGUF file; `rope_factors`: what `rope.from_gguf` needs of tensors. Raises ModelError."""
     f = Fields(metadata, where)
-    if f.get("split.count", 0) not in (0, 1):
-        raise f.fault(
-            f"split.count {shown(f.get('split.count', 0))}: a model in several files is not supported;"
-            " llama-gguf-split --merge makes one of them"
-        )
     name = f.get("general.architecture", None)
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
