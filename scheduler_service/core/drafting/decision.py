@@ -214,7 +214,7 @@ class DraftDecision:
             state.promising_at = known
         if not self._drafts_ahead:
             if is_promising:
-                state.ahead_at = -1
+                state.ahead_at = -1  # no row before the answers, with which it is decided about again
             else:
                 self._rest(sequence, state)
             return
