@@ -188,8 +188,11 @@ async def test_a_response_is_the_answer_to_the_chat_of_its_items(door: Door) -> 
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
     last = events[-1]["response"]
     assert text_of(last) == text_of(whole)
-    assert "".join(one["delta"] for one in events if one["type"].endswith("text.delta")) == text_of(whole)
-    assert len(last["output"][0]["content"][0]["logprobs"]) == 9
+    deltas = [one for one in events if one["type"].endswith("text.delta")]
+    assert "".join(one["delta"] for one in deltas) == text_of(whole)
+    logprobs = last["output"][0]["content"][0]["logprobs"]
+    assert [score for one in deltas for score in one["logprobs"]] == logprobs
+    assert len(logprobs) == 9
     assert last["usage"] == whole["usage"]
 
 

@@ -251,9 +251,7 @@ class _Events:
             self._add("response.reasoning_text.delta", content_index=0, delta=delta.reasoning)
         if delta.text:
             self._open("message")
-            self._part()["text"] += delta.text
-            scores = self._scores()
-            self._add("response.output_text.delta", content_index=0, delta=delta.text, logprobs=scores)
+            self._text_delta(delta.text)
         for one in delta.tool_calls:
             self._open(one.index, one.name, one.id)
             self._items[-1]["arguments"] += one.arguments
@@ -269,7 +267,8 @@ class _Events:
             self._add("response.reasoning_text.done", content_index=0, text=self._part()["text"])
         elif self._kind == "message":
             part = self._part()
-            self._scores()
+            if self._waiting:  # of tokens without text, as the one that ends the answer
+                self._text_delta("")
             self._add(
                 "response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]
             )
@@ -300,11 +299,13 @@ class _Events:
             item["content"].append(part)
             self._add("response.content_part.added", content_index=0, part=part)
 
-    def _scores(self) -> list[dict[str, Any]]:
-        """Logprobs that the open message gets now."""
+    def _text_delta(self, text: str) -> None:
+        """Text of the open message, with the logprobs of all tokens that were read for it."""
         scores, self._waiting = self._waiting, []
-        self._part()["logprobs"] += scores
-        return scores
+        part = self._part()
+        part["text"] += text
+        part["logprobs"] += scores
+        self._add("response.output_text.delta", content_index=0, delta=text, logprobs=scores)
 
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = self._items[-1]["content"][0]
