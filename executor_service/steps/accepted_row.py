@@ -14,7 +14,7 @@ class AcceptedRow:
     """A row whose pages are reserved. Its sequence's length and known tokens change only at the commit."""
 
     __slots__ = (
-        "computed", "drafts", "end", "fed", "follows", "hidden_sum", "hit", "in_prompt", "index", "known",
+        "begin", "drafts", "end", "fed", "follows", "hidden_sum", "hit", "in_prompt", "index", "known",
         "left", "masked_later", "masks", "opened", "output", "outputs", "overwritten", "parts", "scores",
         "sequence", "slack", "start", "tokens", "top_k", "with_prompt",
     )  # fmt: skip
@@ -32,6 +32,7 @@ class AcceptedRow:
     ) -> None:
         self.index = index  # in the step's results
         self.sequence = sequence
+        self.begin = start  # KV length before this row; predicted, if the sequence has another row in flight
         self.start = start  # of the next forward
         self.in_prompt = start < sequence.prompt_length  # it computes prompt tokens
         self.fed = fed  # tokens in the next forward, drafts included
@@ -45,7 +46,6 @@ class AcceptedRow:
         self.left = 1  # tokens still to sample
         self.tokens: list[int] = []  # sampled so far
         self.parts: list[RowOutput] = []  # one for each forward but the last, where the row has several
-        self.computed = 0  # tokens computed by earlier forwards of the step
         self.overwritten = -1  # the sampled token that given tokens replaced
         self.opened = self.hit = 0  # an opening's cache id and prefix hit
         # Whether its sequence's opening asks for scores or for a vector.
@@ -57,9 +57,9 @@ class AcceptedRow:
         self.slack = 0
 
     @property
-    def begin(self) -> int:
-        """KV length before this row; predicted, if the sequence has another row in flight."""
-        return self.start - self.computed
+    def computed(self) -> int:
+        """Tokens computed by earlier forwards of the step."""
+        return self.start - self.begin
 
     @property
     def open_drafts(self) -> int:
@@ -74,7 +74,8 @@ class AcceptedRow:
     def begin_at(self, start: int) -> None:
         """Its start is known now: the row that it follows has accepted fewer drafts than it had."""
         late = self.start - start
-        self.start, self.end, self.known, self.slack = start, self.end - late, self.known - late, 0
+        self.begin = self.start = start
+        self.end, self.known, self.slack = self.end - late, self.known - late, 0
         self.sequence.ids[self.known : self.known + len(self.drafts)] = self.drafts
 
     def drop_drafts(self, kept: int) -> None:

@@ -48,7 +48,6 @@ def compute(
         for (row, count), output in zip(pieces, answered, strict=True):
             if count < row.fed and output.finite:
                 row.keep(output)
-                row.computed += count
                 row.start, row.fed = row.start + count, row.fed - count
             elif _continues(row, output):
                 continuing[row] = None
@@ -118,7 +117,6 @@ def _continues(row: AcceptedRow, output: RowOutput) -> bool:
         if masks is None:
             return False
         row.masks = masks
-    row.computed += row.fed
     row.tokens.append(token)
     row.parts.append(output)
     row.keep(output)
