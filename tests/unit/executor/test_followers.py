@@ -52,9 +52,15 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     return looks
 
 
+def stop(pid: int) -> None:
+    """Stop a child, and wait until it has stopped: on a busy machine that is later."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 @linux
 def test_a_stopped_rank_with_work_is_lost(looks: threading.Semaphore, ranks: Ranks) -> None:
-    os.kill(ranks.followers.pids[1], signal.SIGSTOP)
+    stop(ranks.followers.pids[1])
     for _ in range(200):  # it has no work
         looks.acquire()
     assert ranks.lost.empty()
@@ -64,7 +70,7 @@ def test_a_stopped_rank_with_work_is_lost(looks: threading.Semaphore, ranks: Ran
 
 @linux
 def test_work_that_a_call_began_is_work_after_its_end(looks: threading.Semaphore, ranks: Ranks) -> None:
-    os.kill(ranks.followers.pids[0], signal.SIGSTOP)
+    stop(ranks.followers.pids[0])
     for _ in range(200):
         looks.acquire()
     with ranks.followers.working():
