@@ -28,6 +28,11 @@ def test_generate_finds_the_service_by_the_environment(shared: Serve) -> None:
     )
 
 
+def test_generate_says_where_an_answer_was_cut(shared: Serve) -> None:
+    result = run("generate", "hello", "-m", "2", "-t", "0", PACELINE_ADDRESS=shared.address)
+    assert (result.returncode, result.stderr.strip()) == (0, "[cut at 2 tokens: --max-tokens N]")
+
+
 def test_status_shows_both_processes(shared: Serve) -> None:
     status = json.loads(run("status", "--json", "-a", shared.address).stdout)
     assert status["state"] == "serving"
