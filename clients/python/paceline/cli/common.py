@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from rich.markup import escape
 
-from paceline import errors
+from paceline import errors, names
 from paceline.channel import SCHEDULER_ADDRESS, Security
 from paceline.cli.safe_text import SafeConsole
 from paceline.cli.supervisor import ChildFailed
@@ -29,6 +29,10 @@ stderr = SafeConsole(stderr=True)
 
 def check_address(address: str) -> str:
     """Option callback: the address, if it is host:port or unix:path. Raises typer.BadParameter."""
+    try:
+        names.check_address(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
         raise typer.BadParameter(f"expected host:port or unix:/path, got {address!r}")
     return address
