@@ -236,9 +236,13 @@ def test_it_tells_a_model_and_its_counts(fake: FakeScheduler, client: Client) ->
     assert client.detokenize(client.tokenize("Köln")) == "Köln"
 
 
-def test_what_it_does_not_have_is_unimplemented(client: Client) -> None:
-    with pytest.raises(errors.Unsupported):
-        client.executors()
+def test_what_it_does_not_have_is_unimplemented_without_a_traceback(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for call in (client.executors, lambda: client.score(["x"])):
+        with pytest.raises(errors.Unsupported):
+            call()
+    assert not caplog.records
 
 
 def test_a_scheduler_that_was_stopped_is_unreachable_until_it_is_started_again_on_its_port() -> None:

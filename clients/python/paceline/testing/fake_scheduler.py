@@ -39,8 +39,7 @@ class FakeScheduler:
         """`port` on loopback; 0: any free one, which stays the same when it is started again."""
         self.calls: list[ReceivedCall] = []
         self.unanswered: list[ReceivedCall] = []
-        # It has not all methods of the service: gRPC answers the others UNIMPLEMENTED.
-        self.servicer = FakeServicer(self._choose, self.calls)  # type: ignore[abstract]
+        self.servicer = FakeServicer(self._choose, self.calls)
         self._rules = ReplyRules()
         self._port = port
         self._server: grpc.Server | None = None

@@ -156,6 +156,13 @@ class FakeServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 failed=outcomes.count("failed"),
             )
 
+    def _absent(self, request: object, context: _Context) -> NoReturn:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake scheduler does not have this method")
+
+    # The generated base's methods raise, which gRPC logs with a traceback.
+    Score = Embed = Rerank = GetTokenizer = GetVocabulary = _absent
+    WhyWaiting = WatchSteps = WatchSchedulers = AnnounceScheduler = _absent
+
     @contextmanager
     def _call(self, method: str, request: Any, context: _Context) -> Iterator[ReceivedCall]:
         """Record a call and how it ends; errors become statuses. It may end early: the client left."""
