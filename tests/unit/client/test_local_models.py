@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_list_shows_names_sizes_and_paths(models: Path) -> None:
     lines = CliRunner().invoke(app, ["list"]).stdout.splitlines()
     assert lines[0].split() == ["small.Q4_1", "Q4_1", "2", "MB", ".models/small.Q4_1.gguf"]
     assert lines[2].startswith("Qwen/Qwen3-0.6B ")
+    first = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout.splitlines()[0])
+    assert (first["name"], first["bytes"]) == ("small.Q4_1", 2_000_000)
 
 
 def test_parts_of_a_gguf_file_are_one_model_of_the_list(models: Path) -> None:

@@ -9,21 +9,30 @@ import typer
 from rich.markup import escape
 from service_kit.plugins import GROUPS, Plugin, PluginError, installed
 
-from paceline.cli.common import DEFAULT_ADDRESS, OfModel, check_address, console, one_line_errors, security
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    Address,
+    OfModel,
+    check_address,
+    console,
+    one_line_errors,
+    security,
+)
 from paceline.cli.diagnosis import Verdict, diagnose
 
 
 def doctor(
     context: typer.Context,
-    address: Annotated[
-        str,
+    place: Annotated[
+        str | None,
         typer.Argument(
-            envvar="PACELINE_ADDRESS", help="The scheduler: host:port, or unix:/path.", callback=check_address
+            metavar="ADDRESS", help="As --address.", callback=lambda given: given and check_address(given)
         ),
-    ] = DEFAULT_ADDRESS,
+    ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Timeout of each check.")] = 5.0,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    address: Address = DEFAULT_ADDRESS,
     model: OfModel = "",
 ) -> None:
     """Check a service step by step: connection, TLS, token, state; then request one token.
@@ -31,6 +40,7 @@ def doctor(
     Prints the first problem, and what to do about it. Exit status 0: the request was answered; 1: there is
     a problem.
     """
+    address = place or address
     with one_line_errors(address):
         found = diagnose(address, security(context), timeout_s, model)
         plugins = _plugins()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -11,25 +12,31 @@ from paceline.cli.models.directories import hub_cache, model_directories
 from paceline.cli.models.local import LocalModel, find_local, local_models
 
 
-def list_models() -> None:
+def list_models(
+    *, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
+) -> None:
     """List the models on this machine: name, format, size, path. `paceline serve NAME` serves one.
 
     They are in $PACELINE_MODELS (default: .models here, and ~/.cache/paceline/models) and in Hugging Face's
     cache. Those of families that the executor does not compute are refused when they are loaded.
     """
     try:
-        found = [
-            (model.name, model.format, _size(model.size_bytes), str(model.path)) for model in local_models()
-        ]
+        found = [(one, one.size_bytes) for one in local_models()]
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
+    if as_json:
+        for one, size in found:
+            line = {"name": one.name, "format": one.format, "bytes": size, "path": str(one.path)}
+            typer.echo(json.dumps(line))
+        return
     if not found:
         places = ", ".join(str(place) for place in (*model_directories(), hub_cache()))
         fail(f"no models in {places}; `paceline pull` fetches the default model")
-    names, formats, sizes, _ = (max(len(row[column]) for row in found) for column in range(4))
-    for name, kind, size, path in found:
+    rows = [(one.name, one.format, _size(size), str(one.path)) for one, size in found]
+    names, formats, sizes, _ = (max(len(row[column]) for row in rows) for column in range(4))
+    for name, kind, shown, path in rows:
         console.print(
-            f"{name:{names}}  {kind:{formats}}  {size:>{sizes}}  {path}",
+            f"{name:{names}}  {kind:{formats}}  {shown:>{sizes}}  {path}",
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -19,6 +19,7 @@ from paceline.bounded_files import read_bounded
 from paceline.channel import Security
 from paceline.cli.common import (
     DEFAULT_ADDRESS,
+    Address,
     OfModel,
     check_address,
     console,
@@ -45,12 +46,9 @@ _LIVE_ROWS, _FILE_ROWS = 8, 1000
 def timeline(
     context: typer.Context,
     source: Annotated[
-        str,
-        typer.Argument(
-            help="The scheduler, host:port or unix:/path; or a file that `paceline steps` has written.",
-            envvar="PACELINE_ADDRESS",
-        ),
-    ] = DEFAULT_ADDRESS,
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="As --address; or a file that `paceline steps` has written."),
+    ] = None,
     *,
     seconds: Annotated[float, typer.Option(help="Seconds until it stops; 0: with Ctrl-C.", min=0)] = 0,
     last: Annotated[
@@ -60,6 +58,7 @@ def timeline(
     web: Annotated[
         bool, typer.Option("--web", help="Show them in a browser: serves a page on loopback.")
     ] = False,
+    address: Address = DEFAULT_ADDRESS,
     model: OfModel = "",
 ) -> None:
     """Show streams as rows over the last seconds: which run, which wait, and for what.
@@ -67,6 +66,7 @@ def timeline(
     Above them steps, tokens a second, the queue, pages and prefix hits. Others' requests are numbers, unless
     an administrator asks.
     """
+    source = source or address
     if Path(source).is_file():
         _serve_file(Path(source), seconds) if web else _show_file(Path(source), last)
         return
