@@ -124,6 +124,13 @@ async def test_the_timeline_at_the_openai_apis_port_is_of_the_model_that_the_pag
         assert "'nobody' is not served" in gone["error"]
 
 
+def test_status_says_that_it_shows_one_of_several_models(service: Serve) -> None:
+    first = run("status", "--address", service.address).stdout.splitlines()[0]
+    assert all(name in first for name in SIZES)
+    assert "--model NAME" in first
+    assert "--model NAME" not in run("status", "--address", service.address, "--model", "c:1").stdout
+
+
 @pytest.mark.parametrize("flags", [[], ["--model", "c:1"]])
 def test_why_finds_a_request_at_whichever_model_it_is(service: Serve, flags: list[str]) -> None:
     name = f"of-the-third-{len(flags)}"

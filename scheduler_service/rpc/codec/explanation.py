@@ -44,7 +44,7 @@ _OF_ONE: Mapping[WaitReason, str] = {
 }
 """The same where there is only one in all."""
 
-_MORE_PAGES = "an executor with a higher --kv-memory or --pages"
+_MORE_PAGES = "an executor with a higher --kv-memory or --pages (serve: -E kv-memory=SIZE)"
 _HELP: Mapping[WaitReason, str] = {
     R.CALLERS_TURN: "Fewer calls at once help.",
     R.TOKENIZING: "The wait ends by itself; prompts sent as token ids skip it.",
@@ -55,14 +55,15 @@ _HELP: Mapping[WaitReason, str] = {
     R.PREFIX: "The wait ends when that is computed.",
     R.DEADLINES: "The wait ends when they end; later deadlines, or a further stack, help.",
     R.ALONE: "The wait ends when that request has a token, or fails.",
-    R.SEATS: "The wait ends when a running sequence ends; a higher --max-running helps if there are pages.",
+    R.SEATS: "The wait ends when a running sequence ends; a higher --max-running (serve: -S max-running=N) "
+    "helps if there are pages.",
     R.PAGES: f"The wait ends when running sequences end; shorter prompts help, or {_MORE_PAGES}.",
     R.PAGES_IN_FLIGHT: "The wait ends with the next answer of the executor.",
     R.RUNNING_PAGES: f"The wait ends when these got pages or were preempted; what helps is {_MORE_PAGES}.",
     R.STEP_BUDGET: "The wait ends with one of the next steps.",
     R.ANSWER_BYTES: "The wait ends with one of the next steps; fewer scores, or smaller ones, help.",
     R.ADAPTER_SLOT: "The wait ends when the last sequence with one of these adapters ends; what helps is an "
-    "executor with a higher --adapter-slots.",
+    "executor with a higher --adapter-slots (serve: -E adapter-slots=N).",
     R.EXECUTOR_SHORT: "The executor is asked again in 20 ms; other clients of it may hold its room.",
     R.GRAMMAR_BEHIND: "The wait ends when the grammar's process has read the output.",
     R.DRAFT_EXECUTOR: "The wait ends with that one's answer; a faster draft model, or none, helps.",

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -46,6 +46,8 @@ def status(
         def look() -> tuple[Status, tuple[ExecutorStatus, ...], ModelInfo | None]:
             return client.status(timeout_s=_TIMEOUT_S), executors(client), model(client)
 
+        if not as_json and not of_model:
+            _say_which(client)
         with _display(as_json=as_json, in_place=watch and console.is_terminal) as show:
             show(*look())
             try:
@@ -54,6 +56,14 @@ def status(
                     show(*look())
             except KeyboardInterrupt:
                 raise typer.Exit(0) from None
+
+
+def _say_which(client: Client) -> None:
+    """Of several models: their names, and that the first one's counters come."""
+    with suppress(errors.PacelineError):
+        if len(names := client.models(timeout_s=_TIMEOUT_S)) > 1:
+            line = f"{', '.join(names)} are served; this is the first, and --model NAME shows another"
+            console.print(line, style="dim", markup=False, highlight=False)
 
 
 _Show = Callable[[Status, tuple[ExecutorStatus, ...], ModelInfo | None], None]
