@@ -184,5 +184,6 @@ def _told(repository: str, endpoint: str) -> Iterator[None]:
     except Exception as error:  # the library's, its HTTP client's and the system's have no common base
         first = next(iter(str(error).splitlines()), "")
         raise ModelFetchError(
-            f"{repository} could not be fetched from {endpoint}: {type(error).__name__}: {first[:300]}"
+            f"{repository} could not be fetched from {endpoint}: {type(error).__name__}: {first[:300]};"
+            " HF_ENDPOINT names another hub"
         ) from None
