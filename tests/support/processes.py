@@ -12,11 +12,19 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.channel import Link, open_channel
+from service_kit.procfs import process_state
 
 from tests.support.checkout import environment
 from tests.support.fork_server import Command, ForkedProcess
 
 START_TIMEOUT_S = 600.0  # the first start on a machine compiles kernels
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it has stopped: on a busy machine that is later than the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    while (state := process_state(pid)) is not None and not state.is_stopped:
+        time.sleep(0.001)
 
 
 class ServiceProcess:

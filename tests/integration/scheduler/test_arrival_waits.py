@@ -18,6 +18,7 @@ import pytest
 from paceline import aio
 from paceline.types import RequestWait
 
+from tests.support.processes import stop
 from tests.support.stack import Stack, eventually, oracle_stack
 
 BURST = 200
@@ -52,16 +53,15 @@ class Held:
         self._pid, self._stopped = pid, set[int]()
 
     def again(self) -> None:
-        self._signal(signal.SIGSTOP, set(children(self._pid)))
+        for pid in children(self._pid):
+            with suppress(ProcessLookupError):
+                stop(pid)
+            self._stopped.add(pid)
 
     def go(self) -> None:
-        self._signal(signal.SIGCONT, self._stopped)
-
-    def _signal(self, number: int, pids: set[int]) -> None:
-        for pid in pids:
+        for pid in self._stopped:
             with suppress(ProcessLookupError):
-                kill(pid, number)
-        self._stopped |= pids
+                kill(pid, signal.SIGCONT)
 
 
 @contextmanager

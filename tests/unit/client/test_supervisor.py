@@ -13,6 +13,8 @@ from paceline.cli.restarts import Restarts
 from paceline.cli.supervisor import Child, ChildFailed
 from paceline.cli.watch import OnServing, or_stopped
 
+from tests.support.processes import stop
+
 SERVICE = """
 import os, pathlib, signal, sys, time
 port_file, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
@@ -145,8 +147,7 @@ async def test_a_spare_process_takes_the_place_of_one_that_has_ended_and_is_repl
 async def test_a_spare_process_that_is_stopped_by_a_signal_takes_no_place(tmp_path: Path) -> None:
     said, service, keeping = await with_a_spare(tmp_path)
     first, spare = ready(said.lines)
-    os.kill(spare, signal.SIGSTOP)
-    await asyncio.to_thread(os.waitid, os.P_PID, spare, os.WSTOPPED | os.WNOWAIT)
+    stop(spare)
     os.kill(first, signal.SIGKILL)
     await said.until(lambda lines: lines.count("secrets: sesame") == 2)
     assert service.pid not in (None, first, spare)
@@ -168,7 +169,7 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
     await service.start(0)
     first = service.pid
     assert first is not None
-    os.kill(first, signal.SIGSTOP)
+    stop(first)
     keeping = asyncio.create_task(service.keep_running())
     await said.until(lambda lines: lines.count("hello") == 2)
     assert any(
@@ -190,7 +191,7 @@ async def test_a_child_that_freezes_while_it_ends_is_ended(tmp_path: Path) -> No
     service = child(tmp_path, Said(), watch=when_stopped)
     await service.start(0)
     assert service.pid is not None
-    os.kill(service.pid, signal.SIGSTOP)
+    stop(service.pid)
     await asyncio.wait_for(service.stop(), 60)
 
 
@@ -206,7 +207,7 @@ async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     await service.start(0)
     await said.until(lambda lines: "hello" in lines)
     left = os.pidfd_open(int(said.lines[0]))
-    os.kill(int(said.lines[0]), signal.SIGSTOP)  # it can't end by itself
+    stop(int(said.lines[0]))  # it can't end by itself
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(left, ended.set)
     await service.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import sys
@@ -15,6 +14,7 @@ from service_kit.procfs import process_state
 from executor_service.backends.torch_backend.parallel import followers as module
 from executor_service.backends.torch_backend.parallel.followers import Followers
 from executor_service.backends.torch_backend.parallel.ranks import Rank
+from tests.support.processes import stop
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process does")
 
@@ -50,12 +50,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
     monkeypatch.setattr(f"{module.__name__}.process_state", counted)
     return looks
-
-
-def stop(pid: int) -> None:
-    """Stop a child, and wait until it has stopped: on a busy machine that is later."""
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 @linux

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from executor_service.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_to
 from executor_service.grammar.engine import GrammarEngine
 from executor_service.grammar.source import UNTRIED, GrammarInvalid, GrammarSource
 from executor_service.grammar.tried_engine import TrialProcess, TriedEngine
+from tests.support.processes import stop
 
 SETTINGS = {
     "tokenizer_json": byte_tokenizer().tokenizer_json.decode(),
@@ -62,7 +61,7 @@ def test_a_process_that_stands_still_is_replaced_and_its_grammar_is_tried_once_m
     assert trial.why_not(WHOLE) == ""
     assert trial._process is not None
     before = trial._process.pid
-    os.kill(before, signal.SIGSTOP)
+    stop(before)
     assert "invalid regex" in trial.why_not(GrammarSource("regex", "a" * bulk + "(a"))
     assert trial._process is not None
     assert trial._process.pid != before
@@ -76,7 +75,7 @@ def test_a_grammar_that_no_process_answers_is_not_called_invalid_for_ever(
 
     def stopped(self: TrialProcess) -> subprocess.Popen[bytes]:
         process = running(self)
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         return process
 
     with monkeypatch.context() as changed:

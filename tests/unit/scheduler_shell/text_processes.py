@@ -18,6 +18,7 @@ from scheduler_service.text.job import TextJob, TextLimits
 from scheduler_service.text.model_text import ModelText
 from scheduler_service.text.pool import TextPool
 from scheduler_service.text.process import TextProcess
+from tests.support.processes import stop
 from tests.unit.scheduler_shell import tokenizers_made_here as made
 from tests.unit.scheduler_shell.test_chat_template import CHATML
 
@@ -103,5 +104,5 @@ class Recorder:
 def stopped(pool: TextPool) -> Callable[[], None]:
     """Stop the only process; returns a function that continues it."""
     (pid,) = pool.pids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     return lambda: os.kill(pid, signal.SIGCONT)

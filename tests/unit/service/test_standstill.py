@@ -13,6 +13,8 @@ from service_kit import standstill
 from service_kit.procfs import ProcessState, process_state
 from service_kit.standstill import LOOK_S, MAX_STILL_S, MAX_UNSEEN_S, Standstill, killed_if_still
 
+from tests.support.processes import stop
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process does")
 
 
@@ -78,7 +80,7 @@ def test_a_stopped_process_is_killed_by_the_thread_that_watches_it(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standstill, "MAX_STILL_S", 0.0)
-    os.kill(sleeper.pid, signal.SIGSTOP)
+    stop(sleeper.pid)
     with killed_if_still(sleeper) as watch:
         assert sleeper.wait() == -signal.SIGKILL
     assert watch.has_killed
@@ -91,9 +93,10 @@ def test_the_state_of_a_process_is_seen(sleeper: subprocess.Popen[bytes]) -> Non
     assert mine.is_runnable
     assert not mine.is_stopped
     assert mine.cpu_s > 0
-    os.kill(sleeper.pid, signal.SIGSTOP)
-    while (stopped := process_state(sleeper.pid)) is None or not stopped.is_stopped:
-        pass
+    stop(sleeper.pid)
+    stopped = process_state(sleeper.pid)
+    assert stopped is not None
+    assert stopped.is_stopped
     assert not stopped.is_runnable
     sleeper.kill()
     sleeper.wait()
