@@ -28,9 +28,10 @@ def test_generate_finds_the_service_by_the_environment(shared: Serve) -> None:
     )
 
 
-def test_generate_says_where_an_answer_was_cut(shared: Serve) -> None:
-    result = run("generate", "hello", "-m", "2", "-t", "0", PACELINE_ADDRESS=shared.address)
-    assert (result.returncode, result.stderr.strip()) == (0, "[cut at 2 tokens: --max-tokens N]")
+def test_an_answer_is_cut_where_nobody_said_how_long_it_may_be(shared: Serve) -> None:
+    result = run("generate", "hello", "--regex", "a{2000}", PACELINE_ADDRESS=shared.address)
+    assert (result.returncode, result.stdout.strip()) == (0, "a" * 512)
+    assert result.stderr.strip() == "[cut at 512 tokens: --max-tokens N]"
 
 
 def test_status_shows_both_processes(shared: Serve) -> None:

@@ -289,8 +289,9 @@ async def test_status_shows_what_the_model_can_do(served: Served) -> None:
     shown = (await invoked("status", "-a", served.address)).stdout.splitlines()
     assert any(line.split() == ["model", "fake", "tool", "calls", "hermes"] for line in shown)
     assert any(line.split() == ["grammars", "no", "reasoning", "yes"] for line in shown)
+    assert served.fake.looks == 1  # whether it has several models
     status = json.loads((await invoked("status", "--json", "-a", served.address)).stdout)
-    assert not served.fake.looks  # a question about one scheduler is for that one
+    assert served.fake.looks == 1  # no other schedulers are looked for
     assert status["model"] == {
         "name": "fake",
         "capabilities": ["chat", "reasoning"],

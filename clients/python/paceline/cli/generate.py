@@ -202,7 +202,7 @@ def generate(
             for warning in generation.started.warnings if generation.started else ():
                 warn(warning)
     for end in ends:
-        if end.reason is FinishReason.LENGTH and not as_json:
+        if end.reason is FinishReason.LENGTH and max_tokens is None and not as_json:
             cut = f"[cut at {end.usage.completion_tokens} tokens: --max-tokens N]"
             stderr.print(cut, style="dim", markup=False, highlight=False)
     in_full = bool(usage or mode or drafter)
