@@ -82,6 +82,8 @@ def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str])
         (["serve", "--backend", "oracle", "-D", "a=b"], "--draft-option needs"),
         (["serve", "--backend", "oracle", "--draft-backend", "torch"], "needs --draft-model"),
         (["serve", "--backend", "oracle", "--api-key", "k"], "need --openai"),
+        (["serve", "--max-running", "8"], "serve has no option --max-running. Settings of the services"),
+        (["serve", "--adapter-dirs=x"], "--adapter-dirs; did you mean --adapter-dir?"),
         (["generate", "x", "--speculation", "on"], "--speculation: expected off, auto or a number"),
         (["bench", "--plot", "here"], "--plot needs --speculation"),
         (["bench", "--draft-backend", "oracle"], "need --serve"),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from service_kit.known import nearest
+from typer.core import TyperCommand, TyperGroup
 
 from paceline.channel import Security
 from paceline.cli import (
@@ -44,6 +45,21 @@ from paceline.extras import installation
 
 _WIDE = shutil.get_terminal_size().columns >= 60
 """Whether the terminal has room for the panels of --help; in fewer columns they cut off their own words."""
+
+
+class _Serve(TyperCommand):
+    """`serve`, whose users type settings of the services as if they were its own options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {"--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
+        for name in (arg.partition("=")[0] for arg in args):
+            if name.startswith("--") and name not in {"--", *known}:
+                fail(
+                    f"serve has no option {name}{nearest(name, known)}. Settings of the services are given as"
+                    " -E name=value (executor) and -S name=value (scheduler)",
+                    2,
+                )
+        return super().parse_args(ctx, args)
 
 
 class _Commands(TyperGroup):
@@ -80,7 +96,7 @@ _OURS = ("paceline", "service_kit", "executor_service", "scheduler_service")
 _SERVERS = ("serve", "executor", "scheduler", "gateway")  # these refuse a client's options
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app.command(rich_help_panel="Serve")(serve.serve)
+app.command(rich_help_panel="Serve", cls=_Serve)(serve.serve)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.executor)
 app.command(rich_help_panel="Serve", context_settings=_PASS_THROUGH)(services.scheduler)
 app.command(rich_help_panel="Serve")(gateway.gateway)
