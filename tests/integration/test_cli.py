@@ -28,12 +28,6 @@ def test_generate_finds_the_service_by_the_environment(shared: Serve) -> None:
     )
 
 
-def test_an_answer_is_cut_where_nobody_said_how_long_it_may_be(shared: Serve) -> None:
-    result = run("generate", "hello", "--regex", "a{2000}", PACELINE_ADDRESS=shared.address)
-    assert (result.returncode, result.stdout.strip()) == (0, "a" * 512)
-    assert result.stderr.strip() == "[cut at 512 tokens: --max-tokens N]"
-
-
 def test_status_shows_both_processes(shared: Serve) -> None:
     status = json.loads(run("status", "--json", "-a", shared.address).stdout)
     assert status["state"] == "serving"

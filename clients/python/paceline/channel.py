@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from paceline.names import ROUND_ROBIN, check_address, dns_name
+from paceline.names import ROUND_ROBIN, dns_name
 from paceline.tls_files import read_certificates, read_key_pair
 
 Options = list[tuple[str, int | str]]
@@ -206,7 +206,7 @@ def open_channel(
     security: Security = PLAINTEXT,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> grpc.Channel:
-    """A blocking channel. Connecting happens with the first call. Raises ValueError for a URL.
+    """A blocking channel. Connecting happens with the first call.
 
     A public channel to a DNS name spreads calls over all addresses of the name. `credentials`: of `security`,
     where they were made before: no file is read.
@@ -232,7 +232,6 @@ def open_aio_channel(
 
 def _options(address: str, link: Link, security: Security) -> Options:
     options = channel_options(link)
-    check_address(address)
     if link is Link.PUBLIC and dns_name(address) is not None:
         options += ROUND_ROBIN
     if security.server_name:

@@ -216,8 +216,6 @@ def from_status(code: grpc.StatusCode, message: str, trailers: object = ()) -> P
         # Paceline's services always send a reason. gRPC sends none when a server that stops cancels calls it
         # has not begun, and when this client cancels the call or closes the channel.
         return Unavailable(message or "the connection was closed")
-    if code is grpc.StatusCode.UNAVAILABLE and message.startswith("failed to connect to all addresses"):
-        message += ". Is it started? `paceline doctor ADDRESS` says what is in the way"
     return _make(code, message, reason, metadata, retry_after_s)
 
 

@@ -28,7 +28,6 @@ from paceline.cli.generate import (
     TopP,
     options,
     speculation,
-    tokens_of_an_answer,
 )
 from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
@@ -44,7 +43,7 @@ def chat(
     addresses: Addresses,
     system: System = None,
     model: Adapter = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
     top_p: TopP = None,
     seed: Seed = None,
@@ -59,6 +58,7 @@ def chat(
     """
     chosen = options(
         model=model,
+        max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
         seed=seed,
@@ -68,7 +68,6 @@ def chat(
     with one_line_errors(address), Client(addresses, security=security(context)) as client:
         wait_for_model(client)
         info = client.model_info(timeout_s=10)
-        chosen["max_tokens"] = max_tokens or tokens_of_an_answer(info)
         if not info.has_chat_template:
             fail(f"{info.name} has no chat template; use `paceline generate`")
         console.print(

@@ -19,20 +19,10 @@ from paceline.cli.loading import wait_for_model
 from paceline.client import Client
 from paceline.generation import Generation
 from paceline.requests import Options
-from paceline.types import Delta, Drafter, Event, Finished, FinishReason, ModelInfo, Speculation, Usage
+from paceline.types import Delta, Drafter, Event, Finished, Speculation, Usage
 
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")]
-DEFAULT_TOKENS = 512
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        "-m",
-        min=1,
-        help="Tokens of an answer, at most.",
-        show_default=f"{DEFAULT_TOKENS}, or what the model's context allows",
-    ),
-]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-m", min=1, help="Default: what fits.")]
 TopP = Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", min=0.0, max=1.0)]
@@ -82,11 +72,6 @@ System = Annotated[str | None, typer.Option("--system", help="A system message."
 def options(**given: Any) -> Options:
     """The options that are not None; others keep the model's defaults."""
     return cast(Options, {name: value for name, value in given.items() if value is not None})
-
-
-def tokens_of_an_answer(model: ModelInfo) -> int:
-    """The default of --max-tokens."""
-    return min(DEFAULT_TOKENS, model.context_length)
 
 
 def speculation(mode: str | None, drafter: Drafter | None) -> Speculation | None:
@@ -177,6 +162,7 @@ def generate(
     messages.append(Message("user", prompt))
     chosen = options(
         model=model,
+        max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -195,16 +181,11 @@ def generate(
     address = ", ".join(addresses)
     with one_line_errors(address), Client(addresses, security=security(context)) as client:
         wait_for_model(client)
-        chosen["max_tokens"] = max_tokens or tokens_of_an_answer(client.model_info(timeout_s=10))
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:
             ends = _show(generation, as_json=as_json, streaming=n == 1)
             for warning in generation.started.warnings if generation.started else ():
                 warn(warning)
-    for end in ends:
-        if end.reason is FinishReason.LENGTH and max_tokens is None and not as_json:
-            cut = f"[cut at {end.usage.completion_tokens} tokens: --max-tokens N]"
-            stderr.print(cut, style="dim", markup=False, highlight=False)
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
