@@ -9,7 +9,7 @@ import socket
 from collections import Counter
 
 _SCHEME = re.compile(r"^(unix|unix-abstract|ipv4|ipv6|vsock|xds):")
-_URL = re.compile(r"^(?!dns:|unix:|xds:)\w+://")
+_URL = re.compile(r"^(?!dns:|unix:|unix-abstract:|xds:)[\w+.-]+://")
 _DNS = re.compile(r"^dns:(//[^/]*/)?")
 
 ROUND_ROBIN: tuple[tuple[str, int | str], ...] = (
@@ -21,11 +21,10 @@ ROUND_ROBIN: tuple[tuple[str, int | str], ...] = (
 """Channel options that connect to all addresses of a name, and send each call to the next one."""
 
 
-def check_address(address: str) -> str:
-    """The address. Raises ValueError for a URL, whose scheme gRPC would take for a part of a name."""
+def check_address(address: str) -> None:
+    """Raises ValueError for a URL, whose scheme gRPC would take for a part of a name."""
     if _URL.match(address):
         raise ValueError(f"{address}: give host:port without {address.partition('//')[0]}//")
-    return address
 
 
 def dns_name(address: str) -> str | None:

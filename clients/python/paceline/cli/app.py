@@ -53,7 +53,7 @@ class _Serve(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {"--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
         for name in (arg.partition("=")[0] for arg in args):
-            if name.startswith("--") and name not in {"--", *known}:
+            if name.startswith("--") and name not in {"--", *known} and not ctx.resilient_parsing:
                 fail(
                     f"serve has no option {name}{nearest(name, known)}. Settings of the services are given as"
                     " -E name=value (executor) and -S name=value (scheduler)",

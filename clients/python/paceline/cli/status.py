@@ -62,8 +62,9 @@ def _say_which(client: Client) -> None:
     """Of several models: their names, and that the first one's counters come."""
     with suppress(errors.PacelineError):
         if len(names := client.models(timeout_s=_TIMEOUT_S)) > 1:
-            line = f"{', '.join(names)} are served; this is the first, and --model NAME shows another"
-            console.print(line, style="dim", markup=False, highlight=False)
+            states = ", ".join(f"{name} ({state})" for name, state in names.items())
+            line = f"models here: {states}; this is the first, and --model NAME shows another"
+            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 _Show = Callable[[Status, tuple[ExecutorStatus, ...], ModelInfo | None], None]
