@@ -13,7 +13,16 @@ import typer
 from rich.markup import escape
 
 from paceline import errors
-from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, fail, one_line_errors, security
+from paceline.cli.common import (
+    DEFAULT_ADDRESS,
+    Address,
+    OfModel,
+    console,
+    fail,
+    one_line_errors,
+    security,
+    warn,
+)
 from paceline.client import Client
 from paceline.failover import MODEL_KEY
 from paceline.types import RequestWait, Waits
@@ -68,10 +77,19 @@ def why(
         answers, waiting = dict[str, Waits](), 0
         for name, view in _by_model(client, model).items():
             ask = partial(view.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
-            answers[name] = found = ask(None) if request_id is None else _of_id(ask, request_id)
-            if slow and not found.requests:
-                status = view.status(timeout_s=_TIMEOUT_S)
-                waiting += status.waiting + status.arriving
+            try:
+                found = ask(None) if request_id is None else _of_id(ask, request_id)
+                if slow and not found.requests:
+                    status = view.status(timeout_s=_TIMEOUT_S)
+                    waiting += status.waiting + status.arriving
+            except errors.RetryLater as error:
+                if not name:
+                    raise
+                warn(f"model {name} does not answer: {error}")
+                continue
+            answers[name] = found
+    if not answers:
+        fail("no loaded model answers")
     for name, found in answers.items():
         if as_json:
             for one in found.requests:
@@ -97,6 +115,9 @@ def _by_model(client: Client, model: str) -> dict[str, Client]:
             models = client.models(timeout_s=_TIMEOUT_S)
     if len(models) < 2:
         return {"": client}
+    for name, state in models.items():
+        if state == "loading":
+            warn(f"model {name} is loading: requests for it wait for that, and are not listed")
     there = [name for name, state in models.items() if state in ("serving", "draining")]
     return {name: client.view(metadata={MODEL_KEY: name}) for name in there}
 
