@@ -100,7 +100,7 @@ class Stack:
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[bool]], complaint: str, timeout_s: float = 30.0
+    condition: Callable[[], Awaitable[bool]], complaint: str, timeout_s: float = 120.0
 ) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + timeout_s
