@@ -24,7 +24,7 @@ from paceline.errors import (
     Unavailable,
     Unsupported,
 )
-from paceline.names import check_address
+from paceline.names import refuse_url
 
 FAILOVER_TIMEOUT_S = 30.0
 """Default time after the loss of a call's scheduler in which the call is sent again, and of a call's wait for
@@ -67,7 +67,7 @@ def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
     parts = given.split(",") if isinstance(given, str) else given
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
-        check_address(address)
+        refuse_url(address)
     if not found:
         raise ValueError("no address is given")
     return found

@@ -21,7 +21,7 @@ ROUND_ROBIN: tuple[tuple[str, int | str], ...] = (
 """Channel options that connect to all addresses of a name, and send each call to the next one."""
 
 
-def check_address(address: str) -> None:
+def refuse_url(address: str) -> None:
     """Raises ValueError for a URL, whose scheme gRPC would take for a part of a name."""
     if _URL.match(address):
         raise ValueError(f"{address}: give host:port without {address.partition('//')[0]}//")

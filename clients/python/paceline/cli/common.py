@@ -30,7 +30,7 @@ stderr = SafeConsole(stderr=True)
 def check_address(address: str) -> str:
     """Option callback: the address, if it is host:port or unix:path. Raises typer.BadParameter."""
     try:
-        names.check_address(address)
+        names.refuse_url(address)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
@@ -48,6 +48,15 @@ Address = Annotated[
         callback=check_address,
     ),
 ]
+
+
+Place = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ADDRESS", help="As --address.", callback=lambda given: given and check_address(given)
+    ),
+]
+"""The same before the options, where a command has no other argument."""
 
 
 def _checked_addresses(given: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from paceline.cli.common import (
     DEFAULT_ADDRESS,
     Address,
     OfModel,
-    check_address,
+    Place,
     console,
     one_line_errors,
     security,
@@ -23,12 +23,7 @@ from paceline.cli.diagnosis import Verdict, diagnose
 
 def doctor(
     context: typer.Context,
-    place: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ADDRESS", help="As --address.", callback=lambda given: given and check_address(given)
-        ),
-    ] = None,
+    place: Place = None,
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.001, help="Timeout of each check.")] = 5.0,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,

@@ -18,7 +18,7 @@ from paceline.cli.common import (
     DEFAULT_ADDRESS,
     Address,
     OfModel,
-    check_address,
+    Place,
     console,
     fail,
     one_line_errors,
@@ -34,12 +34,7 @@ _HEAD = "time          step   ms  (predicted)  prompt decode verify  tokens  pag
 
 def steps(
     context: typer.Context,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ADDRESS", help="As --address.", callback=lambda given: given and check_address(given)
-        ),
-    ] = None,
+    place: Place = None,
     *,
     seconds: Annotated[float, typer.Option(help="Seconds until it stops; 0: with Ctrl-C.", min=0)] = 0,
     last: Annotated[
@@ -60,7 +55,7 @@ def steps(
     recording ends, be it by Ctrl-C or by the scheduler's death. Others' requests are numbers, unless an
     administrator asks.
     """
-    address = source or address
+    address = place or address
     if perfetto and output is None:
         fail("--perfetto needs -o FILE", 2)
     if output is not None and not seconds:
