@@ -98,7 +98,7 @@ class Dispatcher:
         Not so if a row goes on from an unanswered one, a prompt has more chunks, or the queue fills a step.
         """
         pool = self._pool
-        if len(self._target.in_flight) < limits.in_flight or pool.queue.queued_tokens >= limits.step_tokens:
+        if not self._target.is_kept_busy or pool.queue.queued_tokens >= limits.step_tokens:
             return False
         decoding = SequenceState.RUNNING
         return not any(can_go_ahead(s) if s.in_flight else s.state is not decoding for s in pool.running)
@@ -147,7 +147,8 @@ class Dispatcher:
         pool = self._pool
         if not pool.releases or self._target.in_flight:
             return bool(pool.releases) and pool.waits.reason in FOR_PAGES
-        return len(pool.queue) > 0 or now >= pool.release_at
+        # Running sequences have a row in any step that can have one: those that are there wait for pages.
+        return bool(len(pool.running) or len(pool.queue)) or now >= pool.release_at
 
     def next_at(self, now: float) -> float | None:
         """When a step is due that no event brings about, on the caller's clock; None: there is none."""

@@ -353,14 +353,14 @@ class StepScheduler:
     def plan(self, now: float) -> PlannedStep | None:
         """The next step, which the caller must send; None if there is nothing to send now.
 
-        None also while the allowed number of steps is in flight. Call again after other calls, and at
-        `next_wakeup`.
+        None also while the allowed number of steps is in flight, or a further one would have only a part of
+        the rows of the step after the next answer. Call again after other calls, and at `next_wakeup`.
         """
         self._waits.now = now
         self._expiry.expire(now)
         may_send = self._target.takes_a_step
         step = self._dispatcher.next_step(now)
-        if may_send:
+        if may_send and (step is not None or not self._target.is_kept_busy):  # else nothing was tried
             self._watchdog.planned(now)
         return step
 

@@ -68,6 +68,11 @@ class TargetExecutor:
         """Fewer steps are in flight than there may be."""
         return len(self.in_flight) < self.max_steps
 
+    @property
+    def is_kept_busy(self) -> bool:
+        """Enough steps are in flight for the device: a further one is for its rows' sake."""
+        return self.limits is not None and len(self.in_flight) >= self.limits.in_flight
+
     def pace(self, now: float) -> tuple[float, float]:
         """Seconds that a step takes, as a moving average, and since the oldest step in flight was sent.
 

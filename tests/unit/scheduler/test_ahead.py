@@ -157,6 +157,16 @@ def test_releases_wait_a_little_for_the_next_request() -> None:
     assert harness.core.next_wakeup(harness.now) is None
 
 
+def test_a_running_sequence_that_lacks_pages_gets_those_of_one_that_ended_at_once() -> None:
+    executor = FakeExecutor(replace(CAPACITY, total_pages=4))
+    harness = Harness(executor, CoreConfig(release_wait_s=0.05))
+    harness.add(make_request("a", range(7), max_tokens=6))
+    harness.add(make_request("b", range(20, 27), max_tokens=2))
+    while sent(harness) or harness.unanswered:
+        harness.answer()
+    assert ("a", 0) in harness.finished, "it waits for the pages of b"
+
+
 def test_nobody_waits_for_the_length_of_an_opening() -> None:
     harness = ahead()
     harness.add(make_request("a"))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from scheduler_service.core import watchdog
+from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.dispatcher import Dispatcher
 from scheduler_service.core.step import PlannedStep
 from scheduler_service.core.waiting.reasons import WaitReason
 from tests.unit.scheduler.constructed_waits import WAITS, Wait, harness_of
-from tests.unit.scheduler.harness import Harness, make_request
+from tests.unit.scheduler.fake_executor import FakeExecutor
+from tests.unit.scheduler.harness import CAPACITY, Harness, make_request, solo
 from tests.unit.scheduler.schedules import Schedule, schedules
 from tests.unit.scheduler.test_random_schedules import Run
 
@@ -70,6 +73,26 @@ class Judged(Harness):
         plan = super().plan()
         assert self.core.fault is None
         return plan
+
+
+def test_a_step_that_is_left_out_is_no_word_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only place is free after a's end, while its further row is in flight: b waits for the answer."""
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
+    executor = FakeExecutor(replace(CAPACITY, short_step_s=1.0))
+    last = solo(FakeExecutor(CAPACITY), make_request("a", max_tokens=20))[0][4]
+    harness = Judged(executor, CoreConfig(max_running=1, max_in_flight=0, watchdog_s=AFTER_S))
+    harness.add(make_request("first", max_tokens=1))
+    harness.run()
+    harness.add(make_request("a", max_tokens=20, stop_token_ids=frozenset({last})))
+    harness.add(make_request("b"))
+    left_out = 0
+    while not harness.idle:
+        harness.now += AFTER_S
+        while harness.plan() is not None:
+            pass
+        left_out += bool(harness.unanswered and harness.core._pool.queue and not harness.core._pool.running)
+        harness.answer()
+    assert left_out
 
 
 class JudgedRun(Run):
