@@ -78,6 +78,15 @@ async def test_a_rerankers_scores_are_those_of_transformers_by_every_door(served
         assert info.embedding_size == labels
         assert {"classifier", "embed"} <= set(info.capabilities)
         assert ("rerank" in info.capabilities) is (labels == 1)
+        of_generate = {
+            "continuation",
+            "logprobs",
+            "multiple_completions",
+            "speculation",
+            "tools",
+            "reasoning",
+        }
+        assert of_generate.isdisjoint(info.capabilities)
         assert "score" not in info.capabilities
         texts = [text for text in DOCUMENTS if text]
         for text, vector in zip(texts, client.embed(texts).vectors, strict=True):

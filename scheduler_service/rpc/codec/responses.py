@@ -144,27 +144,28 @@ def _default_sampling(values: Mapping[str, float]) -> pb.SamplingParams:
 def _capabilities(
     model: ServedModel, *, has_text: bool, has_chat_template: bool, has_directory: bool
 ) -> list[pb.Capability.ValueType]:
+    generates = model.can_sample
     offered = {
         pb.CAPABILITY_TOKENIZER: has_text,
         pb.CAPABILITY_CHAT: has_chat_template,
-        pb.CAPABILITY_MULTIPLE_COMPLETIONS: model.limits.max_n > 1,
-        pb.CAPABILITY_LOGPROBS: model.limits.max_logprobs > 0,
-        pb.CAPABILITY_SPECULATION: model.max_draft_tokens > 0,
-        pb.CAPABILITY_CONTINUATION: True,
-        pb.CAPABILITY_CLASSIFIER: not model.can_sample,
+        pb.CAPABILITY_MULTIPLE_COMPLETIONS: generates and model.limits.max_n > 1,
+        pb.CAPABILITY_LOGPROBS: generates and model.limits.max_logprobs > 0,
+        pb.CAPABILITY_SPECULATION: generates and model.max_draft_tokens > 0,
+        pb.CAPABILITY_CONTINUATION: generates,
+        pb.CAPABILITY_CLASSIFIER: not generates,
         pb.CAPABILITY_LABELS: True,
         pb.CAPABILITY_WAIT_REASONS: True,
         pb.CAPABILITY_STEP_LOG: True,
         pb.CAPABILITY_GRAMMAR: model.max_grammar_bytes > 0,
-        pb.CAPABILITY_TOOLS: model.tool_format is not None,
-        pb.CAPABILITY_STRICT_TOOLS: model.restricts_calls,
-        pb.CAPABILITY_REASONING: model.reasons,
-        pb.CAPABILITY_REASONING_INPUT: model.takes_reasoning,
+        pb.CAPABILITY_TOOLS: generates and model.tool_format is not None,
+        pb.CAPABILITY_STRICT_TOOLS: generates and model.restricts_calls,
+        pb.CAPABILITY_REASONING: generates and model.reasons,
+        pb.CAPABILITY_REASONING_INPUT: generates and model.takes_reasoning,
         pb.CAPABILITY_ADAPTERS: model.has_adapters,
         pb.CAPABILITY_PROMPT_LOGPROBS: model.can_score,
         pb.CAPABILITY_SCORE: model.can_score,
         pb.CAPABILITY_EMBED: model.embedding_size > 0,
-        pb.CAPABILITY_RERANK: has_text and (model.can_score or model.ranks_by_head),
+        pb.CAPABILITY_RERANK: has_text and (model.can_score or (has_chat_template and model.ranks_by_head)),
         pb.CAPABILITY_DIRECTORY: has_directory,
     }
     return [capability for capability, is_offered in offered.items() if is_offered]
