@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 
 from executor_service.backends.torch_backend.files.architecture.config_json import spec_from_config
+from executor_service.backends.torch_backend.files.architecture.rope.from_config import RopeRule
+from executor_service.backends.torch_backend.files.architecture.rope.from_gguf import rope_from_gguf
 from executor_service.backends.torch_backend.files.architecture.rope.spec import LongRope, RopeSpec
 from executor_service.backends.torch_backend.files.architecture.rope.tables import rope_tables
 from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.files.weights import open_checkpoint
+from executor_service.files.fields import Fields
 from tests.unit.executor.model_files import CONFIG, refuses, write_gguf
 
 LONG, SHORT = [1.5, 2.0, 3.0, 4.0], [1.0, 1.0, 1.25, 1.5]
@@ -72,6 +76,17 @@ def test_the_served_context_chooses_the_factors() -> None:
     assert divided_by(SHORT, 32)
     assert divided_by(LONG, 33)
     assert not divided_by(SHORT, 33)
+
+
+def test_divisors_change_nothing_of_what_the_other_keys_say() -> None:
+    keys = {"mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 16.0}
+    keys |= {"mistral3.attention.temperature_scale": 0.1, "mistral3.rope.scaling.yarn_log_multiplier": 1.0}
+    with_divisors, without = (
+        rope_from_gguf(Fields(keys, "x"), "mistral3", 8, 512, factors, RopeRule(grows=True))
+        for factors in ({"rope_freqs.weight": (2.0,) * 4}, {})
+    )
+    assert replace(with_divisors, divisors=()) == without
+    assert (without.attention_factor, without.query_growth) == (1.0, 0.1)
 
 
 @pytest.mark.parametrize(

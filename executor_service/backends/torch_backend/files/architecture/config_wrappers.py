@@ -90,8 +90,8 @@ def text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any],
             for key in sorted(config.keys() & given.keys() - beside - HARMLESS):
                 if key == "sliding_window" and given[key] is None:
                     f.ignore(key)  # a window that is not in use
-                else:
-                    f.only(key, (given[key],))
+                elif f.get(key, None) not in (None, given[key]):
+                    raise f.fault(f"{key} {shown(config[key])} is not that of {_TEXT}, {shown(given[key])}")
         f.refuse_unread()
         inside, where = given, f"{where}: {_TEXT}"
     text = inside.get("model_type") or wrapper.text[0]

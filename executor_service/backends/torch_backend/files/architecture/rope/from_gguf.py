@@ -40,14 +40,14 @@ def rope_from_gguf(
     factors: Mapping[str, tuple[float, ...]],
     rule: RopeRule,
 ) -> RopeSpec:
-    """What the keys under `name`, as in "llama.rope.", and the tensors say. Raises ModelError.
+    """What the keys under `name`, as in "llama", and the tensors say. Raises ModelError.
 
     dim: rotated elements of a head. positions: `context_length`. factors: the `FACTOR_TENSORS` of the file.
     """
     prefix = f"{name}.rope."
-    for name, values in factors.items():
+    for tensor, values in factors.items():
         if len(values) != dim // 2:
-            raise f.fault(f"tensor {name!r} has {len(values)} numbers, expected {dim // 2}")
+            raise f.fault(f"tensor {tensor!r} has {len(values)} numbers, expected {dim // 2}")
     kind = f.get(f"{prefix}scaling.type", None)
     factor = f.number(f"{prefix}scaling.factor", 1.0)
     original = f.size(f"{prefix}scaling.original_context_length", positions)
