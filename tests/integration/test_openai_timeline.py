@@ -94,6 +94,10 @@ async def test_of_several_schedulers_the_page_chooses_one(served: tuple[Stack, D
             assert (about["boss"]["source"], list(shown)) == (addresses[0], addresses)
             assert about["alice"]["choices"] == [[values[0], "scheduler 1"], [values[1], "scheduler 2"]]
 
+            async with serving_door(*addresses) as third:  # an address can't be guessed by its value
+                others = (await third.ask("/timeline/about", key="alice")).json["choices"]
+                assert not {value for value, _ in others} & set(values)
+
             async def seen(of: str) -> set[tuple[str, str]]:
                 asked = urlencode({"after": 0, "of": of})
                 return names((await both.ask(f"/timeline/steps?{asked}", key="alice")).json)

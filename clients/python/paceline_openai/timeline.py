@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
@@ -43,6 +44,7 @@ class TimelinePage:
 
     def __init__(self, client: Client, callers: Callers) -> None:
         self._client, self._callers = client, callers
+        self._secret = secrets.token_bytes(16)  # an address can't be guessed by its key
         self.paths: Mapping[str, Callable[[Exchange], Awaitable[None]]] = {
             _AT.rstrip("/"): _to_page,
             _AT: _file,
@@ -70,7 +72,7 @@ class TimelinePage:
         if len(addresses) == 1:
             return []
         return [
-            (_SCHEDULER + _key(one), one if caller.admin else f"scheduler {number}")
+            (_SCHEDULER + self._key(one), one if caller.admin else f"scheduler {number}")
             for number, one in enumerate(addresses, start=1)
         ]
 
@@ -80,7 +82,7 @@ class TimelinePage:
         name = of.removeprefix(_MODEL)
         if of.startswith(_MODEL) and name.isascii() and name.isprintable() and len(name) <= _MAX_NAME:
             return {MODEL_KEY: name}, ""
-        address = next((one for one in self._client.addresses if of == _SCHEDULER + _key(one)), "")
+        address = next((one for one in self._client.addresses if of == _SCHEDULER + self._key(one)), "")
         if of and not address:
             raise Refusal(HTTPStatus.NOT_FOUND, "there is no such scheduler or model any more", code="gone")
         return {}, address
@@ -125,13 +127,13 @@ class TimelinePage:
             text = str(error)
         await exchange.reply(json.dumps({"text": text}).encode(), headers=_JSON)
 
+    def _key(self, address: str) -> str:
+        """A scheduler's name for those who may not see its address."""
+        return hashlib.blake2b(address.encode(), key=self._secret, digest_size=8).hexdigest()
+
     async def _caller(self, exchange: Exchange) -> Caller:
         """Raises Refusal."""
         return await self._callers.identify(exchange.header(b"authorization"))
-
-
-def _key(address: str) -> str:
-    return hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 async def _to_page(exchange: Exchange) -> None:

@@ -31,8 +31,8 @@ async function read() {
   if (waiting) return; // one at a time
   waiting = true;
   try {
-    const after = next, asked = of, found = await ask(`steps?${new URLSearchParams({ after, of })}`);
-    if (asked !== of) return; // another one was chosen meanwhile
+    const after = next, asked = log, found = await ask(`steps?${new URLSearchParams({ after, of })}`);
+    if (asked !== log) return; // a source was chosen meanwhile, this one again or another
     next = found.next;
     if (!after && found.parts.length) log = new Log(about.kinds, about.reasons);
     for (const part of found.parts) log.add(part);
