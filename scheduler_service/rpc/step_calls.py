@@ -63,9 +63,12 @@ class StepCalls:
     def _reading(self, caller: Identity) -> Iterator[None]:
         """Count a reader. Raises ServiceError if there are too many: others lock no administrator out."""
         readers, name = self._readers, caller.name
-        is_full = readers.total() >= MAX_READERS and not caller.admin
-        if is_full or readers[name] >= MAX_READERS_PER_IDENTITY:
-            most = f"{MAX_READERS_PER_IDENTITY} of an identity and {MAX_READERS} in all may"
+        most = ""
+        if readers[name] >= MAX_READERS_PER_IDENTITY:
+            most = f"{MAX_READERS_PER_IDENTITY} of an identity may"
+        elif readers.total() >= MAX_READERS and not caller.admin:
+            most = f"{MAX_READERS} in all may"
+        if most:
             why = f"too many calls watch the steps: {most}"
             raise ServiceError(ErrorReason.WATCHERS, why, retry_after_s=RETRY_AFTER_S)
         readers[name] += 1
