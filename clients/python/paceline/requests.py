@@ -125,6 +125,15 @@ _STOP = {
     "ignore_eos": "ignore_eos",
     "include_stop_string": "include_stop_string",
 }
+_ELSEWHERE = {
+    "stream": "`generate` yields an answer while it is written",
+    "system": "it is a message: Message('system', ...)",
+    "response_format": "say `schema`, a JSON schema or a model of pydantic",
+    "max_completion_tokens": "say `max_tokens`",
+    "functions": "say `tools`",
+    "best_of": "`completions` returns several answers",
+}
+"""What other APIs have under such a name."""
 _RETURNS = {"both": pb.RETURNS_BOTH, "text": pb.RETURNS_TEXT, "token_ids": pb.RETURNS_TOKEN_IDS}
 _REQUEST = frozenset(
     {
@@ -187,7 +196,9 @@ def generate_request(
             request.speculation.CopyFrom(speculation(value))
         else:
             near = difflib.get_close_matches(name, Options.__annotations__, n=1)
-            raise TypeError(f"unknown option {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+            more = f"did you mean {near[0]!r}?" if near else ""
+            more = _ELSEWHERE.get(name, more)
+            raise TypeError(f"unknown option {name!r}{more and '; '}{more}")
     return request
 
 

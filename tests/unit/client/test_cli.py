@@ -135,6 +135,19 @@ async def invoked(*arguments: str, stdin: str = "") -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, arguments, input=stdin)
 
 
+async def test_a_terminal_is_told_that_a_prompt_was_continued_and_not_asked(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("paceline.cli.generate.stderr", Console(file=screen, force_terminal=True))
+    await invoked("generate", "words", "-a", served.address)
+    assert "--chat asks the model" in screen.getvalue()
+    screen.truncate(0)
+    await invoked("generate", "words", "-a", served.address, "--chat")
+    await invoked("generate", "words", "-a", served.address, "--json")
+    assert "--chat asks the model" not in screen.getvalue()
+
+
 async def test_generate_streams_text(served: Served) -> None:
     result = await paceline("generate", "words", "-a", served.address, "--usage")
     assert (result.returncode, result.stdout) == (0, "a b c\n")

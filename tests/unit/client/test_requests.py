@@ -299,5 +299,7 @@ def test_a_stop_string_may_stand_alone() -> None:
 
 
 def test_a_misspelt_option_is_told_what_it_may_mean() -> None:
+    with pytest.raises(TypeError, match="unknown option 'stream'; `generate` yields an answer while"):
+        generate(stream=True)
     with pytest.raises(TypeError, match="unknown option 'temprature'; did you mean 'temperature'"):
         generate(temprature=1.0)

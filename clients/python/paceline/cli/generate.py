@@ -186,6 +186,8 @@ def generate(
             ends = _show(generation, as_json=as_json, streaming=n == 1)
             for warning in generation.started.warnings if generation.started else ():
                 warn(warning)
+        if stderr.is_terminal and not (chat or as_json) and "chat" in client.model_info().capabilities:
+            stderr.print("The prompt was continued as it stands: --chat asks the model.", style="dim")
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
