@@ -68,6 +68,7 @@ from executor_service.backends.torch_backend.cuda.picking.logprobs import (
 from executor_service.backends.torch_backend.cuda.picking.penalties import Histories, penalty_launches
 from executor_service.backends.torch_backend.cuda.picking.pick import pick_launches
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
+from executor_service.backends.torch_backend.ops.kernels import AttentionWeights
 from executor_service.backends.torch_backend.ops.page_format import LARGEST, LayerCache, plain_cache
 from executor_service.backends.torch_backend.ops.quantized import Fp8, Int8
 
@@ -216,7 +217,11 @@ def rotary(shape: Shape) -> Launch:
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     qkv = torch.empty(4096, width, dtype=shape.dtype, device="meta")
     angles, norm = torch.empty(32768, shape.head_dim // 2), torch.empty(shape.head_dim)
-    return rotary_launch(qkv, shape.cache(), numbers, numbers, numbers, angles, angles, norm, norm, 1e-6)
+    scales = torch.empty(32768), norm
+    weights = AttentionWeights(
+        shape.heads, shape.kv_heads, shape.head_dim, 1e-6, angles, angles, norm, norm, 1.0, 0, *scales
+    )
+    return rotary_launch(qkv, shape.cache(), numbers, numbers, numbers, weights)
 
 
 def over_pages(shape: Shape, architecture: int) -> Iterator[tuple[str, Launch]]:

@@ -22,7 +22,7 @@ from executor_service.backends.torch_backend.files.architecture.spec import Mode
 from executor_service.backends.torch_backend.files.gguf_checkpoint import GgufCheckpoint
 from executor_service.backends.torch_backend.files.tensor_shapes import expected_shapes
 from executor_service.backends.torch_backend.files.weights import Checkpoint, open_checkpoint
-from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec, lacking_on_cuda
+from executor_service.backends.torch_backend.kernel_choice import FORMATS, check_spec
 from executor_service.backends.torch_backend.ops.kernels import PlainKernels
 from executor_service.backends.torch_backend.ops.page_format import token_bytes
 
@@ -71,7 +71,6 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "weight_bytes": sizes,
         "kv_bytes_per_token": spec.layers * token_bytes(spec.kv_heads, spec.head_dim, torch.float32),
         "dtypes": {device: _accepted(spec, on_cuda=device == "cuda") for device in ("cpu", "cuda")},
-        "lacking_on_cuda": lacking_on_cuda(spec),
     }
 
 
@@ -85,8 +84,6 @@ def _accepted(spec: ModelSpec, *, on_cuda: bool) -> list[str]:
 
     `CudaKernels` are `PlainKernels` with other attention, those of the CPU for what is computed in 16 bits.
     """
-    if on_cuda and lacking_on_cuda(spec):
-        return []
     accepted = []
     for name, dtype in DTYPES.items():
         if on_cuda or dtype != torch.float32:

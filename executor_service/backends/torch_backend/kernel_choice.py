@@ -8,7 +8,7 @@ import torch
 
 from executor_service.backends.base import ModelError, Progress
 from executor_service.backends.torch_backend.config import BLOCKS, DTYPES, KV_DTYPES
-from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec, QkNorm
+from executor_service.backends.torch_backend.files.architecture.spec import ModelSpec
 from executor_service.backends.torch_backend.ops.kernels import Kernels, PlainKernels
 from executor_service.backends.torch_backend.ops.quantized import (
     Format,
@@ -91,17 +91,8 @@ def check_dependent_launch(device: torch.device) -> None:
     check_capability(what, device, _MIN_DEPENDENT_LAUNCH_CAPABILITY)
 
 
-def lacking_on_cuda(spec: ModelSpec) -> str:
-    """What a model needs that the kernels for CUDA don't have; "": nothing."""
-    if spec.rope.query_growth:
-        return "queries that grow with their position (llama_4_scaling_beta)"
-    return "norms of rotated queries and keys (query_layernorm)" if spec.qk_norm is QkNorm.ROTATED else ""
-
-
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:
     """Raises ModelError for models that these kernels do not compute."""
-    if kernels.device.type == "cuda" and (lacking := lacking_on_cuda(spec)):
-        raise ModelError(f"{lacking}: not supported on CUDA")
     quantized = isinstance(kernels, PlainKernels) and (kernels.form is not None or dtype_name == BLOCKS)
     if spec.moe and quantized:
         # There is no grouped product of such weights, and most of such a model is experts.

@@ -51,7 +51,7 @@ def rows_of(step: list[tuple[int, int]]) -> list[ForwardRow]:
     "name",
     [
         *("qwen3-windows", "qwen3-moe", "gemma3", "gemma2", "gpt_oss", "phi3", "olmo2", "smollm3"),
-        *("glm4_moe", "qwen2_moe"),
+        *("glm4_moe", "qwen2_moe", "ministral3", "hunyuan_v1_dense"),
     ],
 )
 def test_captured_steps_give_the_logits_of_plain_torch(

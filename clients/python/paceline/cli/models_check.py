@@ -88,8 +88,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     )
     lines += [("memory", f"weights about {', '.join(memory)}"), ("", f"pages {pages}")]
     for device, title in (("cpu", "CPU"), ("cuda", "CUDA")):
-        dtypes, lacking = found["dtypes"][device], found["lacking_on_cuda"] if device == "cuda" else ""
-        lines.append((title, f"no: {lacking}" if lacking else f"yes: {', '.join(dtypes)}"))
+        lines.append((title, f"yes: {', '.join(found['dtypes'][device])}"))
     return lines
 
 

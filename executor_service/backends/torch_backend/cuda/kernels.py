@@ -140,10 +140,7 @@ class CudaKernels(PlainKernels):
     def attention(
         self, qkv: torch.Tensor, cache: LayerCache, prepared: CudaStep, w: AttentionWeights
     ) -> torch.Tensor:
-        rotary_launch(
-            qkv, cache, prepared.positions, prepared.pages, prepared.slots,
-            w.cos, w.sin, w.q_norm, w.k_norm, w.eps,
-        ).run()  # fmt: skip
+        rotary_launch(qkv, cache, prepared.positions, prepared.pages, prepared.slots, w).run()
         q = qkv.view(qkv.shape[0], -1, w.head_dim)[:, : w.heads]
         rows, arrivals = prepared.rows[w.window], self._arrivals[w.kv_heads]
         return paged_attention(q, cache, rows, arrivals, w.scale, w.score_cap, w.sinks)

@@ -14,6 +14,7 @@ from executor_service.backends.torch_backend.cuda.attention.page_scales import (
 )
 from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
+from executor_service.backends.torch_backend.ops.kernels import AttentionWeights
 from executor_service.backends.torch_backend.ops.page_format import LARGEST, LayerCache, scale_words
 
 
@@ -25,9 +26,11 @@ def _chosen_line(x, chosen):
 
 @triton.jit
 def _rotary_kernel(
-    qkv, k_pages, v_pages, scales, positions, pages, page_slots, cos, sin, q_norm, k_norm, eps, qkv_stride,
+    qkv, k_pages, v_pages, scales, positions, pages, page_slots, cos, sin, q_norm, k_norm,
+    query_scales, query_gains, eps, qkv_stride,
     group: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
-    half: tl.constexpr, normed: tl.constexpr, largest_number: tl.constexpr,
+    half: tl.constexpr, normed: tl.constexpr, grown: tl.constexpr, gained: tl.constexpr,
+    largest_number: tl.constexpr,
     lines: tl.constexpr, columns: tl.constexpr, rest_columns: tl.constexpr, value_columns: tl.constexpr,
 ):  # fmt: skip
     """Program (token, KV head): the query heads that share the KV head, its key and its value.
@@ -66,6 +69,18 @@ def _rotary_kernel(
     angle = tl.load(positions + token) * half + d
     x, y = tl.load(cos + angle, mask=in_half)[None, :], tl.load(sin + angle, mask=in_half)[None, :]
     a, b = a * x - b * y, b * x + a * y
+    if gained:
+        left_gain, right_gain = (
+            tl.load(query_gains + d, mask=in_half),
+            tl.load(query_gains + half + d, mask=in_half),
+        )
+        rest_gain = tl.load(query_gains + 2 * half + r, mask=in_rest)
+        a *= tl.where(is_key[:, None], 1.0, left_gain[None, :])
+        b *= tl.where(is_key[:, None], 1.0, right_gain[None, :])
+        c *= tl.where(is_key[:, None], 1.0, rest_gain[None, :])
+    if grown:
+        growth = tl.where(is_key, 1.0, tl.load(query_scales + tl.load(positions + token)))[:, None]
+        a, b, c = a * growth, b * growth, c * growth
     v = tl.arange(0, value_columns)
     in_head = v < head_dim
     value = tl.load(source + (heads + kv_heads + kv_head) * head_dim + v, mask=in_head, other=0.0)
@@ -105,32 +120,29 @@ def rotary_launch(
     positions: torch.Tensor,
     pages: torch.Tensor,
     page_slots: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    q_norm: torch.Tensor,
-    k_norm: torch.Tensor,
-    eps: float,
+    w: AttentionWeights,
 ) -> Launch:
     """The launch that norms and rotates q and k in fp32, and writes k and v into their pages.
 
     qkv [tokens, (heads + 2 kv_heads) * head_dim], whose q is overwritten; `cache` as `plain_cache` makes it,
-    in qkv's dtype or in 8 bits; positions, pages, page_slots int32 [tokens]; cos, sin fp32 [context, half];
-    q_norm, k_norm fp32 [head_dim], or [0] for models without these norms. Padding tokens have page 0 and
+    in qkv's dtype or in 8 bits; positions, pages, page_slots int32 [tokens]. Padding tokens have page 0 and
     position 0.
     """
     _, page_size, kv_heads, head_dim = cache.k.shape
-    group, half = qkv.shape[1] // (head_dim * kv_heads) - 2, cos.shape[1]
+    group, half = qkv.shape[1] // (head_dim * kv_heads) - 2, w.cos.shape[1]
     return Launch(
         _rotary_kernel,
         (qkv.shape[0], kv_heads, 1),
         {
             "qkv": qkv, "k_pages": cache.k, "v_pages": cache.v, "scales": scale_words(cache),
-            "positions": positions, "pages": pages, "page_slots": page_slots, "cos": cos, "sin": sin,
-            "q_norm": q_norm, "k_norm": k_norm, "eps": eps, "qkv_stride": qkv.stride(0),
+            "positions": positions, "pages": pages, "page_slots": page_slots, "cos": w.cos, "sin": w.sin,
+            "q_norm": w.q_norm, "k_norm": w.k_norm, "query_scales": w.query_scales,
+            "query_gains": w.query_gains, "eps": w.eps, "qkv_stride": qkv.stride(0),
         },
         {
             "group": group, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
-            "half": half, "normed": int(q_norm.shape[0] > 0), "lines": power_of_two(group + 1),
+            "half": half, "normed": int(len(w.q_norm) > 0), "grown": int(len(w.query_scales) > 0),
+            "gained": int(len(w.query_gains) > 0), "lines": power_of_two(group + 1),
             "columns": power_of_two(half), "rest_columns": power_of_two(max(head_dim - 2 * half, 1)),
             "value_columns": power_of_two(head_dim),
             "largest_number": int(LARGEST.get(cache.k.dtype, 0)),
