@@ -62,11 +62,11 @@ class Bench:
         return write_config(name, self.directory, dry=self.dry)
 
     def backend(
-        self, name: str, tokens: int = 0, *, dependent: bool = False, layers: int = 0
+        self, name: str, tokens: int = 0, *, dependent: bool | None = None, layers: int = 0
     ) -> RandomBackend:
         """Loaded, with random weights, and KV storage full of random numbers for so many tokens.
 
-        `dependent`: with programmatic dependent launch. `layers`: 0: the model's.
+        `dependent`: with programmatic dependent launch; None: if the device has it. `layers`: 0: the model's.
         """
         config = TorchConfig(
             write_config(name, self.directory, dry=self.dry, layers=layers),

@@ -16,6 +16,13 @@ from tests.gpu.e3_step import ahead_ms, decodes, later, pages_of_decode
 from tests.gpu.random_weights import RandomBackend
 
 _SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
+_SHAPES = (
+    ("Qwen3-0.6B", 0, (1, 8, 32, 128)),
+    ("Qwen3-8B", 0, (1, 8, 32, 128)),
+    ("Qwen3-30B-A3B", 12, (1, 4, 32)),
+    ("Qwen3-4B", 0, (1, 8)),
+)
+"""Name, layers (0: all; two of a large model would not fit) and rows."""
 
 
 def run(bench: Bench) -> Iterator[Case]:
@@ -27,24 +34,24 @@ def run(bench: Bench) -> Iterator[Case]:
     if not bench.dry and DEPENDENT not in ways(bench.device):
         yield {"skipped": "the device has no dependent launches"}
         return
-    for name in ("Qwen3-0.6B", "Qwen3-8B"):
-        yield from _cases(bench, name, bench.pick((1, 32), (1, 2)), bench.pick(1024, 32))
+    for name, layers, counts in _SHAPES:
+        yield from _cases(bench, name, layers, bench.pick(counts, counts[:2]), bench.pick(1024, 32))
 
 
-def _cases(bench: Bench, name: str, counts: tuple[int, ...], context: int) -> Iterator[Case]:
+def _cases(bench: Bench, name: str, layers: int, counts: tuple[int, ...], context: int) -> Iterator[Case]:
     tokens = max(counts) * PAGE * pages_of_decode(context)
     both: dict[str, RandomBackend] = {}
     try:
         for way, dependent in (("off", False), ("on", not bench.dry)):
             torch.manual_seed(1)  # of keys and values
-            both[way] = bench.backend(name, tokens, dependent=dependent)
+            both[way] = bench.backend(name, tokens, dependent=dependent, layers=bench.pick(layers, 0))
             both[way].capture(max(counts), 2 * max(counts), lambda what, done: None)
         for count in counts:
             times: dict[str, list[float]] = {way: [] for way in both}
             found = {
-                way: _tokens(backend, count, context, bench.pick(100, 2)) for way, backend in both.items()
+                way: _tokens(backend, count, context, bench.pick(60, 2)) for way, backend in both.items()
             }
-            for _ in range(bench.pick(10, 2)):
+            for _ in range(bench.pick(4, 2)):
                 for way, backend in both.items():
                     times[way].append(ahead_ms(bench, backend, decodes(backend, count, context), 20))
             on, off = median(times["on"]), median(times["off"])

@@ -31,7 +31,6 @@ _EXPERIMENTS = {
     "E10": ("memory errors, races and counters by NVIDIA's tools", "e10_tools", 120),
     "E11": ("products of few rows by how they are tuned", "e11_tuning", 60),
     "E12": ("attention of decodes by how it is cut and compiled", "e12_attention", 60),
-    "E13": ("whole steps with products in equal waves", "e13_waves", 180),
 }
 FIRST = ("device", "kernels", "E0")
 """What each call begins with: another call's machine may be another one, and has not compiled anything."""
@@ -40,7 +39,7 @@ LISTS = {
     "fast": ("E3", "E5", "E8"),
     "why": ("E1", "E2", "E7", "E4"),
     "tools": ("E10",),
-    "tune": ("E13", "E11", "E12"),
+    "tune": ("E11", "E12"),
 }
 """Is it right, how fast is it, why, and what would be faster: in order of value, also within each."""
 

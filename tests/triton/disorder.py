@@ -15,15 +15,17 @@ _MEMORY = re.compile(r"(@\S+ )?(ld|st|cp|atom|red|multimem|prefetch)\w*\.(?!para
 _PREFETCH = re.compile(r"(?:@\S+ )?prefetch\.global\.L2 \[\s*(%\w+)(?:\+-?\d+)?\s*\]$")
 _ADDRESS = re.compile(r"\.param \.u64 \.ptr \S+ (?:\.align \d+ )?(\w+_param_(\d+))")
 _INSTRUCTION = re.compile(r"(@\S+ )?\S+\s+(\{[^}]*\}|[^,]+),?(.*)$")
+_LABEL = re.compile(r"\$\w+")
 _NAME = re.compile(r"%?\w+")
 
 
 def disorder(ptx: str, *, dependent: bool, weights: Collection[int] = ()) -> str:
     """What is wrong with the kernel's order; "" if nothing is.
 
-    In dependent launches it waits once, before any access to memory and on every path, and then lets the next
-    kernel start, once and on every path. In plain launches it does neither. Before it waits it may ask for
-    what lies at its parameters `weights`, by their numbers, and for nothing else: kernels write the others.
+    In dependent launches it waits once, before any access to memory and on every path, and lets the next
+    kernel start at that place or further down, once and on every path. In plain launches it does neither.
+    Before it waits it may ask for what lies at its parameters `weights`, by their numbers, and for nothing
+    else: kernels write the others.
     """
     code = _code(ptx)
     controls = [line for line in code if _CONTROL in line]
@@ -35,7 +37,7 @@ def disorder(ptx: str, *, dependent: bool, weights: Collection[int] = ()) -> str
     if controls != [_WAIT, _SIGNAL]:
         return f"it does not wait and signal once each: {', '.join(controls)}"
     before, behind = code[: code.index(_WAIT)], code[code.index(_WAIT) :]
-    if any(map(_LEAVES.match, code[: code.index(_SIGNAL)])):
+    if any(map(_LEAVES.match, before)) or _is_passed(code, code.index(_SIGNAL)):
         return "it does not wait and signal on every path"
     if any(_MEMORY.match(line) and not _PREFETCH.match(line) for line in before):
         return "it touches memory before it waits"
@@ -49,6 +51,18 @@ def prefetches(ptx: str) -> int:
     code = _code(ptx)
     before = code[: code.index(_WAIT)] if _WAIT in code else []
     return sum(_PREFETCH.match(line) is not None for line in before)
+
+
+def _is_passed(code: list[str], place: int) -> bool:
+    """Whether a path comes to the end without this instruction, or to it twice."""
+    labels = {line.removesuffix(":"): at for at, line in enumerate(code) if line.endswith(":")}
+    for at, line in enumerate(code):
+        if not _LEAVES.match(line) or line.endswith(":"):
+            continue
+        targets = [labels[name] for name in _LABEL.findall(line) if name in labels]
+        if (not targets and at < place) or any((at < place) != (target <= place) for target in targets):
+            return True
+    return False
 
 
 def _code(ptx: str) -> list[str]:

@@ -44,9 +44,9 @@ from executor_service.backends.torch_backend.files.tokenizer_files import (
 )
 from executor_service.backends.torch_backend.files.weights import Checkpoint, fingerprint, open_checkpoint
 from executor_service.backends.torch_backend.kernel_choice import (
-    check_dependent_launch,
     check_spec,
     compilation,
+    dependent_launch,
     make_kernels,
 )
 from executor_service.backends.torch_backend.memory import KV_BYTES, free_kv_bytes
@@ -289,16 +289,19 @@ class TorchBackend:
             assert isinstance(self._adapters, DeviceSlots)
             return DeviceRunner(
                 self.model, self._caches, page_size, self._adapters, self._shard, self._tell,
-                dependent=self._config.programmatic_dependent_launch,
+                dependent=self._launches_dependently(),
             )  # fmt: skip
         return HostRunner(self.model, self._shard, self._caches, page_size, self._adapters, self._tell)
 
     def _kernels(self) -> Kernels:
         config, threads = self._config, self._config.threads or os.cpu_count() or 1
         kernels = make_kernels(config.device, config.dtype, config.kv_dtype, threads)
-        if self._config.programmatic_dependent_launch:
-            check_dependent_launch(kernels.device)
+        self._launches_dependently()
         return kernels
+
+    def _launches_dependently(self) -> bool:
+        device, wanted = torch.device(self._config.device), self._config.programmatic_dependent_launch
+        return dependent_launch(device, wanted=wanted)
 
     def _describe(self, checkpoint: Checkpoint, digest: bytes) -> ModelDescription:
         spec = checkpoint.spec

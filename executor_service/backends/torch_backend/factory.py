@@ -125,7 +125,9 @@ def torch_config(settings: TorchSettings, rank: Rank | None = None) -> TorchConf
         max_context=settings.max_context,
         sampling_defaults=settings.sampling_defaults,
         graphs=settings.graphs == "on",
-        programmatic_dependent_launch=settings.programmatic_dependent_launch == "on",
+        programmatic_dependent_launch={"auto": None, "on": True, "off": False}[
+            settings.programmatic_dependent_launch
+        ],
     )
 
 

@@ -83,12 +83,20 @@ def make_kernels(device_name: str, dtype_name: str, kv_dtype_name: str, threads:
     return PlainKernels(device, dtype, form, cache_dtype)
 
 
-def check_dependent_launch(device: torch.device) -> None:
-    """Raises ModelError for devices without programmatic dependent launch."""
-    what = "programmatic-dependent-launch on"
-    if device.type != "cuda":
-        raise ModelError(f"{what} is for CUDA; the device is {str(device)!r}")
-    check_capability(what, device, _MIN_DEPENDENT_LAUNCH_CAPABILITY)
+def dependent_launch(device: torch.device, *, wanted: bool | None) -> bool:
+    """Whether a step's kernels are launched dependently; `wanted`: None: if the device has such launches.
+
+    Raises ModelError if it has not got what is wanted.
+    """
+    if wanted is None:
+        there = device.type == "cuda"
+        return there and torch.cuda.get_device_capability(device) >= _MIN_DEPENDENT_LAUNCH_CAPABILITY
+    if wanted:
+        what = "programmatic-dependent-launch on"
+        if device.type != "cuda":
+            raise ModelError(f"{what} is for CUDA; the device is {str(device)!r}")
+        check_capability(what, device, _MIN_DEPENDENT_LAUNCH_CAPABILITY)
+    return wanted
 
 
 def check_spec(spec: ModelSpec, kernels: Kernels, dtype_name: str) -> None:

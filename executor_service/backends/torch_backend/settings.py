@@ -34,10 +34,10 @@ class TorchSettings(BackendSettings):
         default="on",
         description="replay captured steps on CUDA; off: launch each kernel, for debugging (torch)",
     )
-    programmatic_dependent_launch: Literal["on", "off"] = Field(
-        default="off",
-        description="start each kernel of a step while the one before it ends; on CUDA, from compute"
-        " capability 9.0; not measured yet (torch)",
+    programmatic_dependent_launch: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="start each kernel of a step while the one before it ends; auto: on CUDA, from compute"
+        " capability 9.0 (torch)",
     )
     threads: int = Field(
         default=0, ge=0, le=1024, description="CPU threads of the model; 0: one per core (torch)"

@@ -8,7 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import (
+    begin_kernel,
+    let_next_start,
+    prefetch,
+)
 
 
 @triton.jit
@@ -23,6 +27,40 @@ def asks_in_order(out, weight, stride):
     prefetch(weight + at)
     begin_kernel()
     tl.store(out + at, tl.load(weight + at))
+
+
+@triton.jit
+def lets_start_late(out, stride):
+    begin_kernel(late=1)
+    total = tl.zeros([64], tl.int32)
+    for i in range(stride):
+        total += tl.load(out + i * 64 + tl.arange(0, 64))
+    let_next_start()
+    tl.store(out + tl.arange(0, 64), total)
+
+
+@triton.jit
+def lets_start_on_one_path(out, stride):
+    begin_kernel(late=1)
+    if tl.load(out) > stride:
+        tl.store(out, 1)
+        let_next_start()
+    tl.store(out + 1, 2)
+
+
+@triton.jit
+def lets_start_again(out, stride):
+    begin_kernel(late=1)
+    for i in range(stride):
+        tl.store(out + i, tl.load(out + i) + 1)
+        let_next_start()
+
+
+@triton.jit
+def lets_start_first(out):
+    let_next_start()
+    begin_kernel(late=1)
+    tl.store(out, 1)
 
 
 @triton.jit

@@ -38,6 +38,10 @@ LATE = {"_count_kernel", "_penalize_kernel", "_publish_kernel"}
     [
         (mutants.in_order, ""),
         (mutants.asks_in_order, ""),
+        (mutants.lets_start_late, ""),
+        (mutants.lets_start_on_one_path, "it does not wait and signal on every path"),
+        (mutants.lets_start_again, "it does not wait and signal on every path"),
+        (mutants.lets_start_first, "it does not wait and signal once each"),
         (mutants.asks_for_results, "it asks for what is no weight before it waits"),
         (mutants.asks_for_either, "it asks for what is no weight before it waits"),
         (mutants.asks_for_what_results_name, "it touches memory before it waits"),

@@ -12,7 +12,7 @@ from executor_service.backends.base import ModelError
 from executor_service.backends.torch_backend import backend as backend_module
 from executor_service.backends.torch_backend.backend import TorchBackend
 from executor_service.backends.torch_backend.config import TorchConfig
-from executor_service.backends.torch_backend.kernel_choice import check_dependent_launch
+from executor_service.backends.torch_backend.kernel_choice import dependent_launch
 
 CUDA = Path(backend_module.__file__).parent / "cuda"
 
@@ -23,9 +23,13 @@ def test_devices_without_it_are_refused_before_a_model_is_read(monkeypatch: pyte
     capability, device = (torch.cuda, "get_device_capability"), torch.device("cuda:0")
     monkeypatch.setattr(*capability, lambda device: (8, 9))
     with pytest.raises(ModelError, match=r"dependent-launch on needs .* 9\.0; 'cuda:0' has 8\.9"):
-        check_dependent_launch(device)
+        dependent_launch(device, wanted=True)
+    assert not dependent_launch(device, wanted=None)
     monkeypatch.setattr(*capability, lambda device: (9, 0))
-    check_dependent_launch(device)
+    assert dependent_launch(device, wanted=True)
+    assert dependent_launch(device, wanted=None)
+    assert not dependent_launch(device, wanted=False)
+    assert not dependent_launch(torch.device("cpu"), wanted=None)
 
 
 def test_every_kernel_that_is_launched_begins_with_begin_kernel_or_asks_for_weights_before_it() -> None:
@@ -39,8 +43,8 @@ def test_every_kernel_that_is_launched_begins_with_begin_kernel_or_asks_for_weig
             kernel = functions[ast.unparse(call.args[0])]
             body = [ast.unparse(statement) for statement in kernel.body]
             body = body[1:] if ast.get_docstring(kernel) else body
-            assert "begin_kernel()" in body, f"{path.name}: {kernel.name}"
-            before = "\n".join(body[: body.index("begin_kernel()")])
+            [begins] = [n for n, line in enumerate(body) if line.startswith("begin_kernel(")]
+            before = "\n".join(body[:begins])
             calls = {ast.unparse(x.func) for x in ast.walk(ast.parse(before)) if isinstance(x, ast.Call)}
             allowed = {
                 "tl.program_id",

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, let_next_start
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.pointwise import joined
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import FEW, sums_of_rows, tiles
@@ -42,7 +42,7 @@ def _few_gated_kernel(
     outputs: tl.constexpr, inputs: tl.constexpr, lines: tl.constexpr, factor: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, block): a few outputs of activation(gate x) * up x. A tile has their gates, then ups."""
-    begin_kernel()
+    begin_kernel(late=1)
     half: tl.constexpr = outputs // 2
     pair = tl.program_id(0).to(tl.int64)
     first, output = tl.program_id(1) * half, tl.arange(0, outputs)
@@ -52,6 +52,7 @@ def _few_gated_kernel(
         x + pair // count * x_stride, weight + expert * (2 * inner) * k, mine + output // half * inner,
         mine < inner, k, outputs, inputs, lines, factor,
     )  # fmt: skip
+    let_next_start()
     both = sums.to(out.dtype.element_ty).to(tl.float32)  # rounded, as a product's results are
     gate, up = tl.split(tl.permute(tl.reshape(both, [2, half]), (1, 0)))
     column = first + tl.arange(0, half)

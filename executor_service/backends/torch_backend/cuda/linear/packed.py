@@ -20,7 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import (
+    begin_kernel,
+    let_next_start,
+    prefetch,
+)
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch, power_of_two
 from executor_service.backends.torch_backend.cuda.linear.skinny_gemm import MAX_ROWS, finish_parts
 from executor_service.backends.torch_backend.files.architecture.activation import Activation
@@ -121,7 +125,7 @@ def _packed_rows_kernel(
         begin = split * part
         end = tl.minimum(begin + part, end)
     ask_for_spans(weight, column, n * (outputs // width), begin // span, spans, half, asked)
-    begin_kernel()
+    begin_kernel(late=activation >= 0)
     stored = _stored(column, n * (outputs // width))
     codes = _codes(weight, stored, spans, half)
     word = stored // BLOCK * groups * BLOCK + stored % BLOCK
@@ -147,6 +151,8 @@ def _packed_rows_kernel(
                 rest = (minimum - leading.to(tl.float32)).to(tl.bfloat16)
                 sums = tl.dot(rest, high, tl.dot(rest, low, sums))
                 sums = tl.dot(leading, high, tl.dot(leading, low, sums))
+    if activation >= 0:
+        let_next_start()
     finish_parts(
         out, bias, partial, arrivals, sums, column, n, line, real,
         tl.program_id(2) * tl.num_programs(0) + block, split, biased, add, activation, splits,

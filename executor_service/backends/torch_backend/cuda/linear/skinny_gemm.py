@@ -19,7 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_service.backends.torch_backend.cuda.launch.dependent_launch import begin_kernel, prefetch
+from executor_service.backends.torch_backend.cuda.launch.dependent_launch import (
+    begin_kernel,
+    let_next_start,
+    prefetch,
+)
 from executor_service.backends.torch_backend.cuda.launch.launch import Launch
 from executor_service.backends.torch_backend.cuda.linear.pointwise import joined
 from executor_service.backends.torch_backend.cuda.linear.tuning import BLOCKS, Tuning
@@ -140,13 +144,15 @@ def _few_rows_kernel(
         begin = split * part
         end = tl.minimum(begin + part, k)
     ask_for_rows(weight, column, begin, last_row, k, asked)
-    begin_kernel()
+    begin_kernel(late=activation >= 0)
     line = tl.arange(0, lines)
     there, real = block * width + output % width < n, line < rows
     sums = sums_of_rows(
         tl.zeros([outputs, lines], tl.float32), x, weight, column, there, line, real,
         begin, end, k, x_stride, inputs, factor,
     )  # fmt: skip
+    if activation >= 0:
+        let_next_start()
     finish_parts(
         out, bias, partial, arrivals, sums, column, n, line, real, block, split,
         biased, add, activation, splits,

@@ -24,8 +24,8 @@ class Tuning:
     warps: int = 2
     programs: int = 256
     """At least, two for each multiprocessor: layers of fewer blocks of outputs have several for each."""
-    asked_bytes: int = 4 << 20
-    """Of a product's weights, asked for while the kernel before runs. On an H200, 16 MiB take longer."""
+    asked_bytes: int = 1 << 20
+    """Of a product's weights, asked for while the kernel before runs. On an H200, 12 MiB take longer."""
 
     @property
     def options(self) -> dict[str, int]:
