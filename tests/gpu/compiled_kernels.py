@@ -17,7 +17,7 @@ import torch
 
 from executor_service.contract.plan import Sampling
 from tests.bench.step_time import rows_of
-from tests.gpu import check_tokens
+from tests.gpu import check_tokens, references
 from tests.gpu.bench import Bench, Case
 
 _CONTEXT = 48  # tokens
@@ -70,10 +70,10 @@ def _steps(bench: Bench, name: str, *, dependent: bool) -> None:
 def _tokens(bench: Bench, family: str) -> None:
     """A few tokens of one of check's models in each of its dtypes."""
     path = bench.directory / "compiled" / family
-    check_tokens.saved(family, path)
+    references.saved(family, path)
     for dtype in check_tokens.dtypes(bench.device, family):
         backend = check_tokens.loaded(bench, path, str(bench.device), dtype)
         try:
-            check_tokens.follow(backend, [[3] * 2] * len(check_tokens.PROMPTS))
+            check_tokens.follow(backend, [[3] * 2] * len(references.PROMPTS))
         finally:
             backend.close()
