@@ -300,6 +300,17 @@ def test_a_terminal_shows_reasoning_dimmed_before_the_answer(
     assert capsys.readouterr().out == "Yes\n"
 
 
+def test_an_answer_that_an_error_breaks_off_ends_its_line_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, end in ((True, "\n"), (False, "")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(errors.StreamLost), answer.StreamedAnswer() as shown:
+            shown.add(Delta(0, (), "It is"))
+            raise errors.StreamLost("gone")
+        assert capsys.readouterr().out == "It is" + end
+
+
 async def test_status_shows_what_the_model_can_do(served: Served) -> None:
     shown = (await invoked("status", "-a", served.address)).stdout.splitlines()
     assert any(line.split() == ["model", "fake", "tool", "calls", "hermes"] for line in shown)

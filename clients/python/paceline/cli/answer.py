@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Self
 
 from paceline.chat import ToolCall
 from paceline.cli.common import stderr
@@ -17,13 +18,23 @@ def write(text: str) -> None:
 
 
 class StreamedAnswer:
-    """Writes the text of one completion to stdout as it arrives.
+    """Writes the text of one completion to stdout as it arrives; a context manager.
 
-    Its reasoning goes to stderr, if that is a terminal: a pipe or a file gets the answer alone.
+    Its reasoning goes to stderr, if that is a terminal: a pipe or a file gets the answer alone. An answer
+    that an error breaks off ends its line on a terminal: the error has one of its own.
     """
 
     def __init__(self) -> None:
         self._reasons = False  # whether the cursor is after reasoning
+        self._in_line = False  # whether it is after text that does not end a line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._end_reasoning()
+        if kind is not None and self._in_line and sys.stdout.isatty():
+            write("\n")
 
     def add(self, delta: Delta) -> None:
         """Write what a delta adds, but for its tool calls: see `end`."""
@@ -33,12 +44,14 @@ class StreamedAnswer:
         if delta.text:
             self._end_reasoning()
             write(delta.text)
+            self._in_line = not delta.text.endswith("\n")
 
     def end(self, completion: Completion) -> None:
         """End the line, and write the completion's tool calls, one a line."""
         self._end_reasoning()
         if completion.text or not completion.tool_calls:
             write("\n")
+        self._in_line = False
         write(calls(completion.tool_calls))
 
     def _end_reasoning(self) -> None:

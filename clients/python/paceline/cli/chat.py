@@ -130,8 +130,8 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
     """Stream one answer to the terminal and return it. Ctrl-C ends it early."""
-    answer, text, cut = StreamedAnswer(), "", ""
-    with client.generate(messages=asked, **chosen) as generation:
+    text = cut = ""
+    with client.generate(messages=asked, **chosen) as generation, StreamedAnswer() as answer:
         try:
             for event in generation:
                 if isinstance(event, Delta):

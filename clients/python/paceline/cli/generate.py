@@ -200,12 +200,12 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
 
     Returns the ends of the completions, ordered by index.
     """
-    answer = StreamedAnswer()
-    for event in generation:
-        if as_json:
-            write(_as_line(event) + "\n")
-        elif streaming and isinstance(event, Delta):
-            answer.add(event)
+    with StreamedAnswer() as answer:
+        for event in generation:
+            if as_json:
+                write(_as_line(event) + "\n")
+            elif streaming and isinstance(event, Delta):
+                answer.add(event)
     completions = generation.collect()
     for one in completions:
         if not as_json and streaming:
