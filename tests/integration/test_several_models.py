@@ -144,7 +144,7 @@ def test_why_finds_a_request_at_whichever_model_it_is(service: Serve, flags: lis
     assert (told["request_id"], told.get("model")) == (name, None if flags else "c:1")
     other = run("why", name, "--address", service.address, "--model", "a")
     assert (other.returncode, other.stdout) == (1, "")
-    assert "No request has waited" in run("why", "--slow", "--address", service.address, *flags).stdout
+    assert "No request waits" in run("why", "--slow", "--address", service.address, *flags).stdout
 
 
 def test_metadata_names_the_model_of_calls_that_have_no_field_for_it(service: Serve) -> None:

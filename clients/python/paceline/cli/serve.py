@@ -243,6 +243,9 @@ def serve(
         return
     if memory is not None:
         fail("--memory is for several models; of one, -E kv-memory=SIZE bounds the pages", 2)
+    require_writable(port_file, "--port-file")  # and what else fails at once, before a model is fetched
+    require_free(host, port, "--port")
+    require_free("127.0.0.1", executor_port, "--executor-port")
     config = StackConfig(
         backend=backend,
         model=served_model(backend, chosen),
@@ -261,9 +264,6 @@ def serve(
         client_token=token,
         gateway=gateway,
     )
-    require_writable(port_file, "--port-file")
-    require_free(host, port, "--port")
-    require_free("127.0.0.1", executor_port, "--executor-port")
     _run(config, port_file)
 
 

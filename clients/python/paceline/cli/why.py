@@ -102,9 +102,13 @@ def why(
     if request_id is not None and not is_known:
         fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
     if not as_json and not is_known:
-        others = f"; {waiting} wait as predicted, or have just come" if waiting else ""
-        pace = "`paceline why ID` of one that runs says how long steps take"
-        console.print(f"No request has waited for long{others}. {pace}.", markup=False, soft_wrap=True)
+        told = "`paceline why ID` of one that runs says how long steps take."
+        if waiting:
+            wait = "1 request waits, not" if waiting == 1 else f"{waiting} requests wait, none"
+            line = f"{wait} much longer than predicted: `paceline why ID` of one says what for. {told}"
+        else:
+            line = f"No request waits. {told}"
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _by_model(client: Client, model: str) -> dict[str, Client]:
