@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
+from paceline.names import refuse_url
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
@@ -270,6 +271,8 @@ class SchedulerSettings(ServiceSettings):
         if self.peer and not self.advertise:
             raise ValueError("--peer needs --advertise, the address that peers learn of this scheduler")
         addresses = (*self.executor, *self.draft_executor)
+        for address in (*addresses, *self.peer):
+            refuse_url(address)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
         _ = self.adapters  # raises ValueError if a name is malformed or given twice
