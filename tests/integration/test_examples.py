@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,12 +147,13 @@ def test_each_example_runs_from_its_file(
 
 def run_example(name: str, address: str) -> str:
     """What the example prints."""
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), address],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), address]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, start_new_session=True) as run:
+        try:
+            printed, said = run.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)  # with the services that it has started
+            raise
+    assert run.returncode == 0, said
+    return printed
