@@ -296,7 +296,7 @@ class TorchBackend:
     def _kernels(self) -> Kernels:
         config, threads = self._config, self._config.threads or os.cpu_count() or 1
         kernels = make_kernels(config.device, config.dtype, config.kv_dtype, threads)
-        self._launches_dependently()
+        self._launches_dependently()  # refuses what the device has not got
         return kernels
 
     def _launches_dependently(self) -> bool:

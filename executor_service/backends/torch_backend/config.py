@@ -37,7 +37,7 @@ class TorchConfig:
     max_context: int | None = None  # tokens of the longest sequence; None: the model's
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # in place of the model's
     graphs: bool = True  # on CUDA, steps are captured and replayed
-    programmatic_dependent_launch: bool | None = None  # of a step's Triton kernels; None: if there is one
+    programmatic_dependent_launch: bool | None = None  # None: if the device has it
 
     @property
     def arithmetic(self) -> str:

@@ -37,7 +37,8 @@ def _rotary_kernel(
 
     A line of the matrices is a query head; the last line is the key. Columns are half of the rotated elements
     of a head, and the rest of it, which is not rotated. `largest_number` is that of the pages' format, if it
-    has 8 bits and scales, else 0.
+    has 8 bits and scales, else 0. `gained`, `grown`: rotated queries are multiplied by `query_gains`, by
+    element, and by `query_scales`, by position.
     """
     begin_kernel()
     token, kv_head = tl.program_id(0), tl.program_id(1)
@@ -70,10 +71,8 @@ def _rotary_kernel(
     x, y = tl.load(cos + angle, mask=in_half)[None, :], tl.load(sin + angle, mask=in_half)[None, :]
     a, b = a * x - b * y, b * x + a * y
     if gained:
-        left_gain, right_gain = (
-            tl.load(query_gains + d, mask=in_half),
-            tl.load(query_gains + half + d, mask=in_half),
-        )
+        left_gain = tl.load(query_gains + d, mask=in_half)
+        right_gain = tl.load(query_gains + half + d, mask=in_half)
         rest_gain = tl.load(query_gains + 2 * half + r, mask=in_rest)
         a *= tl.where(is_key[:, None], 1.0, left_gain[None, :])
         b *= tl.where(is_key[:, None], 1.0, right_gain[None, :])
