@@ -214,6 +214,13 @@ def _drivers() -> list[Driver]:
     return [Driver(pages, PAGE) for _ in PROMPTS]
 
 
+def not_loaded(error: Exception, *, spare: bool = False) -> Case:
+    """What a backend that did not load makes of a case. `spare`: it need not."""
+    reason = f"{type(error).__name__}: {error}"[:1000]
+    missing = isinstance(error, ModuleNotFoundError) and error.name in _COMPILER
+    return {"right": True, "skipped": reason} if missing or spare else {"right": False, "failed": reason}
+
+
 def _compared(
     bench: Bench, family: str, reference: Reference, device: str, dtype: str, way: str, pages: str = "auto"
 ) -> Case:
@@ -225,11 +232,7 @@ def _compared(
     try:
         backend = loaded(bench, reference.path, device, dtype, way, pages)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"[:1000]
-        missing = isinstance(error, ModuleNotFoundError) and error.name in _COMPILER
-        if missing or on_cpu:  # then the CPU backend is not what is checked here
-            return case | {"right": True, "skipped": reason}
-        return case | {"right": False, "failed": reason}
+        return case | not_loaded(error, spare=on_cpu)  # then the CPU backend is not what is checked here
     try:
         rounding = ROUNDING[dtype] + _ROUNDING_OF_PAGES.get(pages, 0.0)
         agreement = agreement_of(reference.logits, follow(backend, reference.tokens), rounding)
