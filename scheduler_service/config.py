@@ -76,7 +76,6 @@ class SchedulerSettings(ServiceSettings):
         default=(),
         description="address of an executor with a smaller model, which drafts; repeat it for failover",
     )
-
     instance: str = Field(
         default="",
         max_length=MAX_INSTANCE,
@@ -108,9 +107,7 @@ class SchedulerSettings(ServiceSettings):
         description="PEM certificate authority of the peers; implies TLS to them, with tls-cert as the own"
         " certificate",
     )
-    peer_token_file: Path | None = Field(
-        default=None, description="file with the token that is sent to peers"
-    )
+    peer_token_file: Path | None = Field(default=None, description="file with the token sent to peers")
 
     # Batches and queues
     max_step_tokens: int = Field(
