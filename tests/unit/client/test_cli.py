@@ -18,10 +18,11 @@ from paceline.scheduler.v1 import admin_pb2
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.types import Completion, Delta
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from tests.support.checkout import environment
 from tests.support.serve import run
+from tests.unit.client.command_line import assert_one_line_error, invoked
 from tests.unit.client.conftest import Served
 
 OURS = ["serve", "model", "adapters"]
@@ -35,14 +36,6 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     monkeypatch.delenv("PACELINE_ADDRESS", raising=False)
     monkeypatch.delenv("PACELINE_TOKEN", raising=False)
     return CliRunner()
-
-
-def assert_one_line_error(result: Result, status: int = 1) -> str:
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    [line] = result.stderr.strip().splitlines()
-    assert line.startswith("paceline: ")
-    return line
 
 
 def test_help_lists_every_command(cli: CliRunner) -> None:
@@ -129,11 +122,6 @@ def test_a_scheduler_that_names_what_it_lacks_is_not_doubted() -> None:
 async def paceline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as users run it."""
     return await asyncio.to_thread(run, *arguments, stdin=stdin)
-
-
-async def invoked(*arguments: str, stdin: str = "") -> Result:
-    """The command in this process, which takes less time."""
-    return await asyncio.to_thread(CliRunner().invoke, app, arguments, input=stdin)
 
 
 async def test_a_terminal_is_told_that_a_prompt_was_continued_and_not_asked(
@@ -351,71 +339,6 @@ async def test_steps_writes_a_file_of_messages_and_one_for_a_viewer_of_traces(
     requests = [(one["name"], one["args"]["request"], one["dur"]) for one in bars if one["name"] != "step"]
     assert requests == [("waits", "mine", 0), ("runs", "mine", 4000), ("waits", "#2", 0)]
     assert_one_line_error(await invoked("steps", "--perfetto", "-a", served.address), 2)
-
-
-async def test_why_says_what_a_request_waits_for(served: Served) -> None:
-    for question in (["known"], ["--slow"]):
-        shown = (await invoked("why", *question, "-a", served.address)).stdout
-        assert shown == "known job=7\n  It waits because [pages] are few.\n"
-    told = json.loads((await invoked("why", "known", "--json", "-a", served.address)).stdout)
-    assert (told["phase"], told["reason"], told["queue_waits"]) == ("queued", "pages", {"pages": 7})
-    unknown = await invoked("why", "other", "-a", served.address)
-    assert unknown.exit_code == 1
-    assert "other is not known" in unknown.stderr
-    assert (await invoked("why", "-a", served.address)).exit_code == 2
-
-
-async def test_why_takes_a_part_of_an_id_that_belongs_to_one_request(served: Served) -> None:
-    for part in ("0" + "1" * 8, "…0" + "1" * 8):
-        shown = await invoked("why", part, "-a", served.address)
-        assert shown.stdout.startswith("aa011111111 job=7\n"), shown.output
-    several = await invoked("why", "0" * 8, "-a", served.address)
-    assert_one_line_error(several, 1)
-    assert "is a part of several ids: aa00000000, bb00000000" in several.stderr
-
-
-async def test_requests_that_wait_alike_are_summed_up_and_few_of_them_shown(served: Served) -> None:
-    def waits(name: str, identity: str, reason: pb.WaitReason.ValueType, position: int) -> pb.RequestWait:
-        return pb.RequestWait(
-            request_id=name,
-            identity=identity,
-            phase_us=9_000_000,
-            reason=reason,
-            position=position,
-            first_reason=pb.WAIT_REASON_SEATS,
-            explanation="It waits.",
-        )
-
-    async def shown(*options: str) -> list[str]:
-        result = await invoked("why", "--slow", "--all", *options, "-a", served.address)
-        assert result.exit_code == 0, result.output
-        return list(result.stdout.splitlines())
-
-    own, of_nightly = pb.WAIT_REASON_OWN_EARLIER, [f"n{number}" for number in range(1, 51)]
-    response = served.fake.waits
-    response.requests.append(waits("n0", "nightly", pb.WAIT_REASON_SEATS, 1))
-    response.requests.extend(waits(name, "nightly", own, at + 2) for at, name in enumerate(of_nightly))
-    response.requests.append(waits("a", "alice", pb.WAIT_REASON_PAGES, 1))
-    lines = await shown()
-    assert lines[0] == "51 of nightly wait, for up to 9.0 s: 50 for own_earlier, 1 for seats (n0)."
-    assert lines[1] == "1 of alice waits, for up to 9.0 s: 1 for pages (a)."
-    assert [one.split()[0] for one in lines[2:-1:2]] == ["n0", "n1", "n2", "a"]
-    assert lines[-1] == "48 like these are not shown: --full shows them."
-    assert len(await shown("--full")) == 2 * 52
-    assert len(await shown("--json")) == 52
-    del response.requests[0], response.requests[-1]
-    assert (await shown())[0].endswith(": 50 for own_earlier, the first in its queue for seats.")
-    del response.requests[:]
-    [none] = await shown()
-    assert none.startswith("3 requests wait, none much longer than predicted: `paceline why ID`")
-    assert await shown("--json") == []
-
-
-async def test_a_label_is_text_on_its_own_line(served: Served) -> None:
-    labels = {"note": "x\nroot\n  Ended.", "title": "\x1b]0;mine\x07[red]"}
-    served.fake.waits.requests.append(pb.RequestWait(request_id="a", labels=labels, explanation="It waits."))
-    lines = (await invoked("why", "--slow", "--all", "-a", served.address)).stdout.splitlines()
-    assert lines == [r"a note=x\nroot\n  Ended. title=\x1b]0;mine[red]", "  It waits."]
 
 
 async def test_status_is_shown_while_the_model_loads(served: Served) -> None:
