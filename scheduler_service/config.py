@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
-from paceline.names import refuse_url
+from paceline.names import check_address
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
@@ -269,7 +269,7 @@ class SchedulerSettings(ServiceSettings):
             raise ValueError("--peer needs --advertise, the address that peers learn of this scheduler")
         addresses = (*self.executor, *self.draft_executor)
         for address in (*addresses, *self.peer):
-            refuse_url(address)
+            check_address(address)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
         _ = self.adapters  # raises ValueError if a name is malformed or given twice

@@ -24,7 +24,7 @@ from paceline.errors import (
     Unavailable,
     Unsupported,
 )
-from paceline.names import refuse_url
+from paceline.names import check_address
 
 FAILOVER_TIMEOUT_S = 30.0
 """Default time after the loss of a call's scheduler in which the call is sent again, and of a call's wait for
@@ -62,12 +62,12 @@ _NEVER_REACHED = ("failed to connect", "connections to all backends failing", "D
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """The distinct addresses of a sequence or comma-separated string.
 
-    Raises ValueError if there is none, and for a URL.
+    Raises ValueError if there is none, for a URL and for a host without a port.
     """
     parts = given.split(",") if isinstance(given, str) else given
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
-        refuse_url(address)
+        check_address(address)
     if not found:
         raise ValueError("no address is given")
     return found

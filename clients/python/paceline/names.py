@@ -21,10 +21,15 @@ ROUND_ROBIN: tuple[tuple[str, int | str], ...] = (
 """Channel options that connect to all addresses of a name, and send each call to the next one."""
 
 
-def refuse_url(address: str) -> None:
-    """Raises ValueError for a URL, whose scheme gRPC would take for a part of a name."""
+def check_address(address: str) -> None:
+    """Raises ValueError for a URL, whose scheme gRPC would take for a part of a name, and for a bare host.
+
+    gRPC would call a bare host at port 443. Who means that names the port, or writes `dns:///host`.
+    """
     if _URL.match(address):
         raise ValueError(f"{address}: give host:port without {address.partition('//')[0]}//")
+    if ":" not in address or (address.startswith("[") and address.endswith("]")):
+        raise ValueError(f"{address}: its port is missing, as in {address}:50051")
 
 
 def dns_name(address: str) -> str | None:

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 from paceline import errors, responses
+from paceline.channel import PLAINTEXT
 from paceline.cli import answer
 from paceline.cli.app import app
 from paceline.cli.common import advice, console
@@ -59,8 +61,27 @@ def test_every_command_explains_itself(cli: CliRunner, command: str) -> None:
 )
 def test_nobody_there_says_how_to_start_it(cli: CliRunner, arguments: list[str]) -> None:
     line = assert_one_line_error(cli.invoke(app, [*arguments, "--address", "127.0.0.1:1"]))
-    assert "nothing answers at 127.0.0.1:1" in line
+    assert "nobody listens: 127.0.0.1:1" in line
     assert "paceline serve" in line
+
+
+def test_another_program_at_the_address_and_a_host_that_is_not_are_told_from_nobody(cli: CliRunner) -> None:
+    def answer(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(64)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        line = assert_one_line_error(cli.invoke(app, ["status", "--address", address]))
+        listener.shutdown(socket.SHUT_RDWR)
+    assert f"{address} speaks neither HTTP/2 nor TLS; another program listens there" in line
+    line = assert_one_line_error(cli.invoke(app, ["status", "--address", "no.such.invalid:50051"]))
+    assert "check the host's name" in line
 
 
 @pytest.mark.parametrize(
@@ -111,12 +132,12 @@ def test_a_wrong_option_is_one_line(cli: CliRunner, arguments: list[str], said: 
     ],
 )
 def test_an_error_says_what_to_do(error: errors.PacelineError, said: str) -> None:
-    assert said in advice(error, "here")
+    assert said in advice(PLAINTEXT, error, "127.0.0.1:1")
 
 
 def test_a_scheduler_that_names_what_it_lacks_is_not_doubted() -> None:
     error = errors.Unsupported("messages.tools: not offered", reason="UNSUPPORTED")
-    assert advice(error, "here") == "here does not offer this: messages.tools: not offered"
+    assert advice(PLAINTEXT, error, "here") == "here does not offer this: messages.tools: not offered"
 
 
 async def paceline(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -149,8 +149,8 @@ async def test_generate_and_chat_name_an_adapter(served: Served) -> None:
         (["embed", "--file", "/nowhere"], "--file: /nowhere"),
         (["embed", "x", "--prompt", "", "--prompt-name", "a"], "not both"),
         (["rerank", "q"], "there is no text"),
-        (["adapters", "list", "-a", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
-        (["score", "x", "-a", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
+        (["adapters", "list", "-a", "127.0.0.1:1"], "nobody listens: 127.0.0.1:1"),
+        (["score", "x", "-a", "127.0.0.1:1"], "nobody listens: 127.0.0.1:1"),
     ],
 )
 def test_what_is_missing_is_one_line(arguments: list[str], said: str) -> None:

@@ -291,3 +291,14 @@ def test_only_connections_to_schedulers_are_spread_over_a_name(link: Link) -> No
     spread = channel._options("llm.example:1", link, channel.PLAINTEXT)
     assert (ROUND_ROBIN[0] in spread) == (link is Link.PUBLIC)
     assert ROUND_ROBIN[0] not in channel._options("127.0.0.1:1", link, channel.PLAINTEXT)
+
+
+@pytest.mark.parametrize("address", ["localhost", "llm.example", "10.0.0.1", "[::1]"])
+def test_a_host_without_a_port_is_refused_before_grpc_calls_port_443(address: str) -> None:
+    with pytest.raises(ValueError, match="its port is missing"):
+        paceline.Client(address)
+
+
+def test_a_name_without_a_port_that_is_written_out_keeps_grpcs_own_port() -> None:
+    with paceline.Client("dns:///llm.example") as client:
+        assert client.addresses == ("dns:///llm.example",)

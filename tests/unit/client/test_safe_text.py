@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from paceline import errors
+from paceline.channel import PLAINTEXT
 from paceline.chat import ToolCall
 from paceline.cli import write_any_text
 from paceline.cli.answer import StreamedAnswer
@@ -68,7 +69,7 @@ def test_a_console_obeys_no_text(order: str) -> None:
 def test_a_console_keeps_its_own_styles() -> None:
     terminal = Terminal(is_terminal=True)
     console = SafeConsole(file=terminal, force_terminal=True, color_system="standard")
-    told = escape(advice(errors.InternalError(ORDERS[0]), "a:1"))
+    told = escape(advice(PLAINTEXT, errors.InternalError(ORDERS[0]), "a:1"))
     console.print(f"[bold red]paceline:[/] {told}", highlight=False)
     assert terminal.getvalue().startswith("\x1b[1;31mpaceline:\x1b[0m the service failed: \\x1b]52;")
 

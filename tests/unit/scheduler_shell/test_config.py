@@ -48,6 +48,7 @@ def test_executors_are_a_repeated_flag_or_separated_by_commas(monkeypatch: pytes
         (["--executor", "grpc://a:1"], "give host:port without grpc://"),
         (["--draft-executor", "http://a:1"], "give host:port without http://"),
         (["--peer", "https://a:1", "--advertise", "b:1"], "give host:port without https://"),
+        (["--executor", "localhost"], "its port is missing"),
         (["--speculation", "on"], "speculation"),
         (["--speculation", "0"], "speculation"),
         (["--speculation", "-3"], "speculation"),

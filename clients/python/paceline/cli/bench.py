@@ -140,9 +140,11 @@ def bench(
     parameters = _BenchParameters(load, levels, rounds, together, warmup, timeout_s, screen)
     measure = _compare if speculation else _measure
     if config is not None:
-        outcome = run(_with_own_services(config, parameters, measure), "the services of this run")
+        outcome = run(
+            security(context), _with_own_services(config, parameters, measure), "the services of this run"
+        )
     else:
-        outcome = run(measure(address, security(context), parameters), address)
+        outcome = run(security(context), measure(address, security(context), parameters), address)
     text = json.dumps(outcome.report(parameters), indent=2)
     if output == Path("-"):
         typer.echo(text)

@@ -6,6 +6,7 @@ import typer
 from rich.markup import escape
 
 from paceline import errors
+from paceline.channel import Security
 from paceline.chat import Message
 from paceline.cli.answer import StreamedAnswer, write
 from paceline.cli.common import (
@@ -64,8 +65,8 @@ def chat(
         seed=seed,
         speculation=speculation(mode, drafter),
     )
-    address = ", ".join(addresses)
-    with one_line_errors(address), Client(addresses, security=security(context)) as client:
+    address, secured = ", ".join(addresses), security(context)
+    with one_line_errors(secured, address), Client(addresses, security=secured) as client:
         wait_for_model(client)
         info = client.model_info(timeout_s=10)
         if not info.has_chat_template:
@@ -75,10 +76,10 @@ def chat(
             highlight=False,
         )
         with editing(COMMANDS):
-            _converse(client, Conversation(chosen, system or ""), address)
+            _converse(client, Conversation(chosen, system or ""), secured, address)
 
 
-def _converse(client: Client, conversation: Conversation, address: str) -> None:
+def _converse(client: Client, conversation: Conversation, secured: Security, address: str) -> None:
     while (line := ask()) is not None:
         question: str | None = line
         before = [*conversation.turns]
@@ -95,7 +96,7 @@ def _converse(client: Client, conversation: Conversation, address: str) -> None:
         try:
             answer = _answer(client, conversation.asking(question), conversation.options)
         except errors.PacelineError as error:
-            stderr.print(advice(error, address), style="bold red", markup=False, highlight=False)
+            stderr.print(advice(secured, error, address), style="bold red", markup=False, highlight=False)
             conversation.turns = before  # a failed question is not added, and /retry has not taken one away
             continue
         conversation.answered(question, answer)

@@ -21,6 +21,7 @@ from paceline.cli.safe_text import SafeConsole
 from paceline.cli.supervisor import ChildFailed
 
 _T = TypeVar("_T")
+PROBE_TIMEOUT_S = 2.0
 _EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 
 console = SafeConsole()
@@ -30,7 +31,7 @@ stderr = SafeConsole(stderr=True)
 def check_address(address: str) -> str:
     """Option callback: the address, if it is host:port or unix:path. Raises typer.BadParameter."""
     try:
-        names.refuse_url(address)
+        names.check_address(address)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if not address.startswith("unix:") and not re.fullmatch(r".+:\d{1,5}", address):
@@ -103,7 +104,7 @@ def warn(message: str) -> None:
 
 
 @contextmanager
-def one_line_errors(address: str) -> Iterator[None]:
+def one_line_errors(security: Security, address: str) -> Iterator[None]:
     """A context manager: prints an expected error as one line with advice, and exits with status 1."""
     try:
         yield
@@ -111,31 +112,28 @@ def one_line_errors(address: str) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except _EXPECTED as error:
-        fail(advice(error, address))
+        fail(advice(security, error, address))
     except BaseExceptionGroup as group:  # from a TaskGroup
         first = _first(group)
         if not isinstance(first, _EXPECTED):
             raise
-        fail(advice(first, address))
+        fail(advice(security, first, address))
 
 
-def run(main: Coroutine[object, object, _T], address: str) -> _T:
+def run(security: Security, main: Coroutine[object, object, _T], address: str) -> _T:
     """Run an asyncio command with `one_line_errors`. Ctrl-C exits with status 130 and no message."""
-    with one_line_errors(address):
+    with one_line_errors(security, address):
         try:
             return asyncio.run(main)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
 
-def advice(error: BaseException, address: str) -> str:
+def advice(security: Security, error: BaseException, address: str) -> str:
     """One line for the user: the error, and what to do about it."""
     match error:
         case errors.Unavailable() if _unreachable(error):
-            return (
-                f"nothing answers at {address}. Start it with `paceline serve`, or name it with --address;"
-                " if it runs, `paceline doctor` says what is in the way, as TLS"
-            )
+            return _no_connection(security, error, address)
         case errors.RetryLater(retry_after_s=after) if after:
             return f"{error}; try again in {after:g} s"
         case errors.Unauthenticated():
@@ -150,6 +148,19 @@ def advice(error: BaseException, address: str) -> str:
             return f"the service failed: {error}"
         case _:
             return str(error)
+
+
+def _no_connection(security: Security, error: errors.Unavailable, addresses: str) -> str:
+    """What is in the way at the first of the addresses, as `paceline doctor` finds it, and what to do."""
+    from paceline.cli.diagnosis import connection_problem  # imported late: most commands connect
+
+    address = addresses.split(", ")[0]
+    if ":" not in address:  # the services that a command has started
+        return f"{address}: {error}"
+    found = connection_problem(address, security, PROBE_TIMEOUT_S)
+    if found is None:
+        return f"{address}: {error}; `paceline doctor` says more"
+    return f"{found.verdict.value}: {found.detail}; {found.advice}"
 
 
 def _unreachable(error: errors.Unavailable) -> bool:

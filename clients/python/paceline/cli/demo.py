@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline import aio
+from paceline.channel import PLAINTEXT
 from paceline.chat import Message
 from paceline.cli.common import console, run
 from paceline.cli.load import Trace, decode_rate, summarize
@@ -66,7 +67,7 @@ def demo(
 
     Downloads the default model on first use (98 MB).
     """
-    run(_demo(stack_config("torch"), max_tokens, temperature), "the services of this demo")
+    run(PLAINTEXT, _demo(stack_config("torch"), max_tokens, temperature), "the services of this demo")
 
 
 async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> None:

@@ -55,7 +55,8 @@ ADVICE = {
     Verdict.OK: "nothing to do",
     Verdict.NO_SUCH_HOST: "check the host's name",
     Verdict.UNREACHABLE: "check the address, the network and the firewall between",
-    Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with the address",
+    Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with --address; if it is still"
+    " starting, wait until it says that it serves",
     Verdict.FROZEN: "its process stands still: is it stopped? Else kill it; `paceline serve` replaces it",
     Verdict.CLOSES: "it has its maximum of connections (half its `ulimit -n`), or another program listens",
     Verdict.NOT_GRPC: "another program listens there: check the port",
@@ -106,14 +107,19 @@ def diagnose(address: str, security: Security, timeout_s: float, model: str = ""
     file of `security` that can't be read or is not a certificate or key in PEM.
     """
     security.check_files()
+    return connection_problem(address, security, timeout_s) or _service_verdict(
+        address, security, timeout_s, model
+    )
+
+
+def connection_problem(address: str, security: Security, timeout_s: float) -> Diagnosis | None:
+    """The first problem of the connection, the protocol or TLS; None: gRPC can connect."""
     try:
-        return _port_problem(address, security, timeout_s) or _service_verdict(
-            address, security, timeout_s, model
-        )
+        return _port_problem(address, security, timeout_s)
     except socket.gaierror as error:
         return Diagnosis(Verdict.NO_SUCH_HOST, f"{address}: {error.strerror}")
     except (ConnectionRefusedError, FileNotFoundError) as error:
-        return Diagnosis(Verdict.NOBODY, f"nobody listens at {address} ({error.strerror})")
+        return Diagnosis(Verdict.NOBODY, f"{address} ({error.strerror})")
     except TimeoutError:
         return Diagnosis(Verdict.UNREACHABLE, f"no connection to {address} within {timeout_s:g} s")
     except OSError as error:
@@ -121,7 +127,7 @@ def diagnose(address: str, security: Security, timeout_s: float, model: str = ""
 
 
 def _port_problem(address: str, security: Security, timeout_s: float) -> Diagnosis | None:
-    """The first problem of the connection, the protocol or TLS; None: gRPC can connect. Raises OSError."""
+    """As `connection_problem`. Raises OSError if there is no connection."""
     tls = security.ca_file is not None
     match what_speaks(address, timeout_s):
         case Speaks.NOTHING:

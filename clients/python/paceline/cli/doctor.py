@@ -36,7 +36,7 @@ def doctor(
     a problem.
     """
     address = place or address
-    with one_line_errors(address):
+    with one_line_errors(security(context), address):
         found = diagnose(address, security(context), timeout_s, model)
         plugins = _plugins()
         if as_json:

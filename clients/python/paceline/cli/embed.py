@@ -88,7 +88,10 @@ def embed(
         options["pooling"] = pooling.value
     if model is not None:
         options["model"] = model
-    with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+    with (
+        one_line_errors(security(context), ", ".join(addresses)),
+        Client(addresses, security=security(context)) as client,
+    ):
         wait_for_model(client)
         info = client.model_info(timeout_s=timeout_s)
         if not info.embedding_size:

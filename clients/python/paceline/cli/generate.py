@@ -179,7 +179,7 @@ def generate(
         speculation=speculation(mode, drafter),
     )
     address = ", ".join(addresses)
-    with one_line_errors(address), Client(addresses, security=security(context)) as client:
+    with one_line_errors(security(context), address), Client(addresses, security=security(context)) as client:
         wait_for_model(client)
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:

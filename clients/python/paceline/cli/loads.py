@@ -21,7 +21,7 @@ def load(
     Where memory is short, others are put away for it. Where callers need tokens, this needs an
     administrator's.
     """
-    with one_line_errors(address), _client(context, address) as client:
+    with one_line_errors(security(context), address), _client(context, address) as client:
         client.load_model(name, timeout_s=timeout_s)
     write(f"{name} is loaded\n")
 
@@ -33,7 +33,7 @@ def unload(
 
     Where callers need tokens, this needs an administrator's.
     """
-    with one_line_errors(address), _client(context, address) as client:
+    with one_line_errors(security(context), address), _client(context, address) as client:
         known = client.unload_model(name, timeout_s=timeout_s)
     write(f"{name} is put away\n" if known else f"{name} was not loaded\n")
 

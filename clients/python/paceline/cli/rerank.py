@@ -61,7 +61,10 @@ def rerank(
     options: dict[str, Any] = {"method": method.value, "instruction": instruction, "top_n": top_n}
     if model is not None:
         options["model"] = model
-    with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+    with (
+        one_line_errors(security(context), ", ".join(addresses)),
+        Client(addresses, security=security(context)) as client,
+    ):
         wait_for_model(client)
         reply = client.rerank(query, documents, timeout_s=timeout_s, **options)
         for one in reply.results:

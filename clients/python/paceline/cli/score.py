@@ -56,7 +56,10 @@ def score(
     if continuation:
         inputs = [TextToScore(one, prompt=given) for one in continuation]
     options = EvaluationOptions() if model is None else EvaluationOptions(model=model)
-    with one_line_errors(", ".join(addresses)), Client(addresses, security=security(context)) as client:
+    with (
+        one_line_errors(security(context), ", ".join(addresses)),
+        Client(addresses, security=security(context)) as client,
+    ):
         wait_for_model(client)
         reply = client.score(inputs, top_logprobs=top_k, timeout_s=timeout_s, **options)
         text_of = cache(lambda id_: client.detokenize([id_], timeout_s=timeout_s))

@@ -37,7 +37,7 @@ def status(
 ) -> None:
     """Show what the scheduler and its executors are doing."""
     with (
-        one_line_errors(address),
+        one_line_errors(security(context), address),
         Client(
             address, security=security(context), failover_timeout_s=0, directory="off", model=of_model
         ) as client,

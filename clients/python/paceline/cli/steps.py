@@ -60,7 +60,7 @@ def steps(
         fail("--perfetto needs -o FILE", 2)
     if output is not None and not seconds:
         fail("-o needs --seconds", 2)
-    with one_line_errors(address):
+    with one_line_errors(security(context), address):
         if output is not None:
             _record(watch(security(context), address, seconds, last, model), output, perfetto=perfetto)
             return

@@ -80,7 +80,7 @@ def timeline(
     if not seconds and not console.is_terminal:
         fail("--seconds is needed where the output is no terminal", 2)
     view = Timeline(last or _SHOW_S)
-    with one_line_errors(source):
+    with one_line_errors(security(context), source):
         logs = watch(security(context), source, seconds, view.seconds or 0.0, model)
         if console.is_terminal:
             _show_live(logs, seconds, view)
@@ -118,7 +118,7 @@ def _serve_live(security: Security, address: str, seconds: float, last: float, m
             store.fail(f"{address}: {error}")
 
     with (
-        one_line_errors(address),
+        one_line_errors(security, address),
         Client(address, security=security, failover_timeout_s=0, directory="off", model=model) as client,
     ):
         client.status(timeout_s=_ASK_S)  # before the page says that it is there

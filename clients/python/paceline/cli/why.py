@@ -69,7 +69,7 @@ def why(
     if identity and everybody:
         fail("--identity and --all exclude each other", 2)
     with (
-        one_line_errors(address),
+        one_line_errors(security(context), address),
         Client(
             address, security=security(context), failover_timeout_s=0, directory="off", model=model
         ) as client,
