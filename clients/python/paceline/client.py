@@ -51,7 +51,8 @@ class Client(Administration):
     all schedulers of an address that is a DNS name; a call that one scheduler refuses is tried on the
     others. A stream whose scheduler dies is continued without a gap on another one, or on the same one
     after its restart; it raises StreamLost if that does not succeed within `failover_timeout_s`.
-    A call that needs a model waits for one that is loading, for as long.
+    A call that needs a model waits for one that is loading, for as long. While a call waits for a scheduler
+    that goes on with it, the logger "paceline" says so at INFO.
 
     Where the schedulers have a directory, the client learns of others with the same model, and spreads its
     calls over them too. `directory` says of which: "safe", over TLS by the authority of `security`, or on

@@ -1,4 +1,4 @@
-"""Chooses the scheduler of each attempt of a call, after refusals and losses too. Pure: time is passed in.
+"""Chooses the scheduler of each attempt of a call, after refusals and losses too. Time is passed in.
 
 Shared by the blocking and the asyncio client, which send, wait and read the clock. Times are seconds of
 that clock.
@@ -6,6 +6,7 @@ that clock.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -71,6 +72,10 @@ def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
     if not found:
         raise ValueError("no address is given")
     return found
+
+
+_log = logging.getLogger("paceline")
+"""INFO: a call that has lost its scheduler waits for one that goes on with it."""
 
 
 class Rotation:
@@ -365,6 +370,8 @@ class Attempts:
         left_s = self._lost_at + self._failover_timeout_s - now
         if left_s <= 0:
             raise for_caller
+        if self._wait_s == MIN_WAIT_S:  # the first round since the loss
+            _log.info("%s lost %s (%s): trying for %.0f s more", self._call, self.address, error, left_s)
         self._untried = self._order(now)
         self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)

@@ -149,6 +149,20 @@ def test_a_lost_call_with_one_address_waits_for_it_and_not_for_ever(answered: bo
     assert all(0 < wait <= 1.0 for wait in waits)
 
 
+def test_a_call_that_waits_for_its_scheduler_says_so_once_for_each_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "paceline")
+    call = attempts(Rotation("ab"), failover_timeout_s=10)
+    for now in (0.0, 100.0):
+        call.answered()
+        call.failed(BROKEN, now)  # the other one is tried at once
+        for later in range(3):
+            call.failed(REFUSED, now + later)
+    said = "failed to connect to all addresses): trying for 10 s more"
+    assert [one.message[-len(said) :] for one in caplog.records] == [said] * 2
+
+
 def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:
     call = attempts(Rotation("ab"))
     call.answered()

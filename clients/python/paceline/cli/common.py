@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import re
 import sys
@@ -103,11 +104,32 @@ def warn(message: str) -> None:
     stderr.print(f"[yellow]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
+class _Notes(logging.Handler):
+    """Prints a line when the SDK waits for a scheduler that goes on with a call."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = "\n" if sys.stdout.isatty() else ""  # after the part of an answer's line
+        note = f"{before}[dim]{escape(record.getMessage())}[/]"
+        stderr.print(note, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    log, notes = logging.getLogger("paceline"), _Notes(logging.INFO)
+    log.setLevel(logging.INFO)
+    log.addHandler(notes)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+
+
 @contextmanager
 def one_line_errors(security: Security, address: str) -> Iterator[None]:
     """A context manager: prints an expected error as one line with advice, and exits with status 1."""
     try:
-        yield
+        with _notes():
+            yield
     except BrokenPipeError:  # the reader of the output has left, as `| head` does: not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
