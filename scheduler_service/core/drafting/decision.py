@@ -200,12 +200,9 @@ class DraftDecision:
         known, needed = len(sequence.tokens), sequence.ahead + most
         forced = () if state.grammar is None else state.grammar.drafts(known)
         if state.grammar is not None and len(forced) > sequence.ahead:
-            found = state.grammar.candidate(known, needed)
-            tokens, maker = forced, DraftSource.GRAMMAR
+            found, maker = state.grammar.candidate(known, needed), DraftSource.GRAMMAR
         else:
-            found = None if drafter is None else drafter.candidate(needed)
-            tokens = () if found is None or drafter is None else drafter.drafts(needed)
-            maker = DraftSource.NGRAM
+            found, maker = None if drafter is None else drafter.candidate(needed), DraftSource.NGRAM
         if found is None:
             self._rest(sequence, state)
             return
@@ -218,6 +215,10 @@ class DraftDecision:
             else:
                 self._rest(sequence, state)
             return
+        tokens = forced
+        if maker is DraftSource.NGRAM:
+            assert drafter is not None
+            tokens = drafter.drafts(needed)
         rows, drafts = sequence.in_flight, sequence.open_drafts
         passed = rows if drafts is None else drafts.expected(tokens, rows)
         state.offer(tokens[passed : passed + most], at, maker)
