@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help recording references demo serve test test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
+.PHONY: help recording references demo serve test test-long test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ serve: $(SERVING) ## Serve the default model until Ctrl-C (ARGS="--port 50060" .
 # Processes of services come first and wait now and then, unit tests come last and fill both cores.
 test: $(STAMP) $(MODEL) ## Run the default test suite, three files at a time (ARGS="-k name" ...)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: $(STAMP) $(MODEL) ## Run the tests of several services at once, which take half a minute a file
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'long and not slow' --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
@@ -59,9 +62,9 @@ test-page: $(STAMP) ## The chat page and the timeline in a browser: needs chromi
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m browser $(ARGS)
 
-test-fleet: $(STAMP) ## Stacks on three nodes of Ray on this machine, of which one is killed under streams
+test-fleet: $(STAMP) ## Stacks on three nodes of Ray on this machine, of which one is killed under streams (ARGS="-m 'fleet and slow'")
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fleet -m fleet -s $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fleet -m 'fleet and not slow' -s $(ARGS)
 
 test-board: $(STAMP) ## Each query of the Grafana board on a served demo: needs Prometheus (apt install prometheus)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m prometheus -s $(ARGS)

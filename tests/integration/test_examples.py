@@ -137,7 +137,13 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - OTHERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "kill_nine" else name
+        for name in sorted({path.stem for path in EXAMPLES.glob("*.py")} - OTHERS)
+    ],
+)
 def test_each_example_runs_from_its_file(
     address: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

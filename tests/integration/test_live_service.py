@@ -17,6 +17,8 @@ from paceline.testing.live_config import flags
 from tests.support.serve import gone
 from tests.support.untyped import present
 
+pytestmark = pytest.mark.long
+
 LINES = [
     {"message": "Why is the sky blue?", "text": "Rayleigh scattering."},
     {"pattern": "city", "text": '{"city":"Paris"}'},

@@ -22,6 +22,8 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from tests.support.memory import family, proportional_bytes
 from tests.support.serve import Serve, completion, run, serving
 
+pytestmark = pytest.mark.long
+
 BOUND = 913_000_000  # bytes, of serve, its routers, the gateway and two of the models
 SIZES = {"a": 257, "b": 300, "c": 400, "brief": 500}
 """The models: oracles of these vocabularies, whose tokens differ. The first one stays loaded."""

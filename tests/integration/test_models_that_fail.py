@@ -21,6 +21,8 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from tests.support.memory import family
 from tests.support.serve import Serve, completion, serving
 
+pytestmark = pytest.mark.long
+
 ANSWERS = '{"pattern": ".", "text": "hello"}\n'
 
 

@@ -17,6 +17,8 @@ import pytest
 from tests.support.checkout import environment
 from tests.support.serve import Serve, gone, serving
 
+pytestmark = pytest.mark.long
+
 SERVE = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", "0"]
 
 

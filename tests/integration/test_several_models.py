@@ -21,6 +21,8 @@ from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from tests.support.openai_door import serving_door
 from tests.support.serve import Serve, gone, run, serving
 
+pytestmark = pytest.mark.long
+
 SIZES = {"a": 257, "team/b": 300, "c:1": 400}
 """The models: oracles of these vocabularies, whose tokens differ."""
 PROMPT, TOKENS = "the same", 120

@@ -22,6 +22,8 @@ from tests.model.tiny import save
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, ids_of
 
+pytestmark = pytest.mark.long
+
 EXIT_FAULT, EXIT_MODEL = 70, 78
 END_S = 10.0
 

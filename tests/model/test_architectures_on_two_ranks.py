@@ -17,6 +17,8 @@ from tests.model.architectures import CASES, FAST_CASES, save_variant
 from tests.model.test_architectures import TOKENS, Expected, assert_close, expected_of
 from tests.model.wrapped_models import save_wrapped
 
+pytestmark = pytest.mark.long
+
 UNEVEN = "odd-heads"  # which two ranks can't share
 
 

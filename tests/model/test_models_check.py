@@ -23,6 +23,8 @@ from scheduler_service.text.worker.examine import examined as chats_of
 from tests.model.tiny import save
 from tests.unit.scheduler_shell.tool_styles import TOOL_STYLES
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,6 +22,8 @@ from tests.model.tiny import save_random
 from tests.support.openai_door import serving_door
 from tests.support.processes import running
 
+pytestmark = pytest.mark.long
+
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant: {% if enable_thinking is false %}-{% endif %}{% endif %}"

@@ -20,6 +20,8 @@ from examples.drill import COMPLAINT, INCIDENTS, Incident
 from tests.support.checkout import ROOT
 from tests.support.stack import eventually
 
+pytestmark = pytest.mark.long
+
 FIRST, SECOND = COMPLAINT.format(1), COMPLAINT.format(2)
 PAGES = {"pages", "pages_in_flight", "running_pages"}
 
