@@ -25,6 +25,7 @@ class GenAiMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.model = ""
+        self._children: dict[tuple[Histogram, tuple[str, ...]], Histogram] = {}
         self._duration = Histogram(
             "gen_ai_server_request_duration_seconds",
             "Arrival to end of a request that was taken; error_type is empty if it did not fail",
@@ -52,9 +53,16 @@ class GenAiMetrics:
     ) -> None:
         """A request has ended. error: its reason, or empty. finished: its completions, if it began here."""
         labels = (operation, "paceline", self.model)
-        self._duration.labels(*labels, error).observe(duration_s)
+        self._of(self._duration, *labels, error).observe(duration_s)
         for usage in finished:
-            self._first_token.labels(*labels).observe(usage.first_token_s)
+            self._of(self._first_token, *labels).observe(usage.first_token_s)
             if usage.completion_tokens > 1:
                 took_s = usage.total_s - usage.first_token_s
-                self._per_token.labels(*labels).observe(took_s / (usage.completion_tokens - 1))
+                self._of(self._per_token, *labels).observe(took_s / (usage.completion_tokens - 1))
+
+    def _of(self, histogram: Histogram, *labels: str) -> Histogram:
+        """`Histogram.labels`, which looks for its child under a lock, once for each."""
+        child = self._children.get((histogram, labels))
+        if child is None:
+            child = self._children[histogram, labels] = histogram.labels(*labels)
+        return child

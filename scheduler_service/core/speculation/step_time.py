@@ -36,6 +36,7 @@ _PRIOR[_CONTEXT:] = 1e-7, 0.0
 _PRIOR[_PROMPT : _SCORED + 1] = 0.5e-3, 1e-7, 0.25e-3
 
 _MEMORY = 24  # steps that a cell's means rest on at most
+_SAMPLED = 4  # of a cell with so many: one step in this many counts in the mean of the features, and as many
 _FULL = 8  # steps that give a cell its full weight
 _FIRST = 3  # of a cell: the fastest of them counts, the others may have compiled or warmed something
 _OUTLIER = 2.0  # a step counts as at most this factor slower or faster than its cell
@@ -101,7 +102,10 @@ class StepTime:
             return
         cell.count += 1
         cell.touched = self._observed
-        cell.features += (_features(work) - cell.features) / min(cell.count, _MEMORY)
+        if cell.count <= _MEMORY:
+            cell.features += (_features(work) - cell.features) / cell.count
+        elif not cell.count % _SAMPLED:
+            cell.features += (_features(work) - cell.features) * (_SAMPLED / _MEMORY)
         if cell.count <= _FIRST:
             cell.seconds = min(cell.seconds, seconds)
         else:
