@@ -8,6 +8,7 @@ import json
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import LoadingLines
 from paceline.cli.log_writer import never_blocking
+from paceline.cli.several_models.stacks import named_stages
 from rich.console import Console
 
 
@@ -30,6 +31,22 @@ def test_a_line_tells_of_each_stage_and_every_few_seconds_of_a_long_one() -> Non
         "loading weights ... 5 s, 60% done",
         "grammars ...",
         "grammars ... 5 s",
+    ]
+
+
+def test_models_that_load_at_once_have_lines_of_their_own_and_one_that_loads_again_begins_anew() -> None:
+    now, lines = [0.0], list[str]()
+    show = LoadingLines(lines.append, lambda: now[0])
+    for turn in range(50):
+        for name in "ab":
+            now[0] = turn / 5
+            named_stages(name, show)("loading weights", 0.5)
+    now[0] = 60.0
+    named_stages("a", show)("loading weights", 0.0)
+    assert lines == [
+        *(f"{name}: loading weights ..." for name in "ab"),
+        *(f"{name}: loading weights ... 5 s, 50% done" for name in "ab"),
+        "a: loading weights ...",
     ]
 
 

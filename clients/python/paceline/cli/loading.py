@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -16,31 +17,45 @@ from paceline.cli.stack import Loading
 from paceline.client import Client
 
 _INTERVAL_S = 5.0
+_OVER_S = 15.0  # a stage that is reported after this time without a report is that of another load
 _POLL_S = 0.2
 _STATUS_TIMEOUT_S = 5.0
 _PROGRESS = re.compile(r"(.*) \((\d+)%\)")
 """What ListExecutors says of an executor that is loading."""
 
 
+@dataclass(slots=True)
+class _Stage:
+    """When a stage began, was last printed and last reported."""
+
+    began_at: float
+    shown_at: float
+    seen_at: float
+
+
 class LoadingLines:
-    """Prints a line when another stage begins, and every _INTERVAL_S seconds of one that lasts."""
+    """Prints a line when a stage begins, and every _INTERVAL_S seconds of one that lasts.
+
+    Stages of several models, which load at once, are told apart by their texts.
+    """
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
-        self._stage, self._began_at, self._shown_at = "", clock(), clock()
+        self._stages: dict[str, _Stage] = {}
 
     def __call__(self, stage: str, fraction: float) -> None:
         """Report the stage, and the fraction of it that is done, 0 to 1."""
         now = self._clock()
-        if stage != self._stage:
-            self._stage, self._began_at = stage, now
+        known = self._stages.get(stage)
+        if known is None or now - known.seen_at > _OVER_S:
+            self._stages[stage] = _Stage(now, now, now)
             self._show(f"{stage} ...")
-        elif now - self._shown_at >= _INTERVAL_S:
-            done = f", {fraction:.0%} done" if fraction else ""  # some stages do not tell
-            self._show(f"{stage} ... {now - self._began_at:.0f} s{done}")
-        else:
             return
-        self._shown_at = now
+        known.seen_at = now
+        if now - known.shown_at >= _INTERVAL_S:
+            known.shown_at = now
+            done = f", {fraction:.0%} done" if fraction else ""  # some stages do not tell
+            self._show(f"{stage} ... {now - known.began_at:.0f} s{done}")
 
 
 @contextmanager

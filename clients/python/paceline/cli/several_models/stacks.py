@@ -227,7 +227,8 @@ class ModelStacks:
             if self.config.room is not None and self._loadable[name].need is None:
                 await self._plan(launch)
                 return  # it is wanted still
-            async with starting(launch.stack, named_lines(name, self._say), self._loading) as stack:
+            say, loading = named_lines(name, self._say), named_stages(name, self._loading)
+            async with starting(launch.stack, say, loading) as stack:
                 self._stacks[name] = stack
                 if not self._stopping:
                     self._loadable[name].serves(self._clock())
@@ -278,6 +279,11 @@ def named_lines(name: str, say: Say) -> Say:
         say(child, f'{{"model": {json.dumps(name)}, {line[1:]}' if is_object else f"[{name}] {line}")
 
     return said
+
+
+def named_stages(name: str, loading: Loading) -> Loading:
+    """Reports the stages of a model's loading with its name."""
+    return lambda stage, fraction: loading(f"{name}: {stage}", fraction)
 
 
 @asynccontextmanager
