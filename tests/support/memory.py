@@ -18,13 +18,15 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def own_bytes(pid: int) -> int:
+    """PSS of a process; one that has just ended has none."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
 def proportional_bytes(pid: int) -> int:
-    """PSS of a process and all below it; one that has just ended has none."""
-    total = 0
-    for one in family(pid):
-        try:
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+    """PSS of a process and all below it."""
+    return sum(map(own_bytes, family(pid)))
