@@ -118,9 +118,9 @@ def adjust_in_place(logits: Logits, history: TokenIds, prompt_length: int, sampl
     """
     output = history[prompt_length:]
     if sampling.repetition_penalty != 1:
-        seen = np.unique(history)
-        penalty = np.float32(sampling.repetition_penalty)
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        penalty, seen = np.float32(sampling.repetition_penalty), logits[history]
+        # A token that is there several times gets the same logit each time.
+        logits[history] = np.where(seen > 0, seen / penalty, seen * penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
         ids, counts = np.unique(output, return_counts=True)
         logits[ids] -= np.float32(sampling.presence_penalty)

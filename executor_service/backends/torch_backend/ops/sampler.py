@@ -85,8 +85,8 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
 def sample(logits: torch.Tensor, rows: Sequence[ForwardRow], pick: Picker) -> list[RowOutput]:
     """The rows' outputs from the logits of all their output positions, fp32 [positions, vocabulary].
 
-    A row with logits that are not finite has the output RowOutput(finite=False). Logits under a mask are
-    overwritten, unless logprobs are asked for.
+    A row with logits that are not finite has the output RowOutput(finite=False). Logits of rows with a mask,
+    penalties or a bias are overwritten, unless logprobs are asked for.
     """
     ends = np.cumsum([row.outputs for row in rows])
     spans = [slice(int(end) - row.outputs, int(end)) for row, end in zip(rows, ends, strict=True)]
@@ -212,11 +212,12 @@ def _top_k_mass(logits: torch.Tensor, s: Sampling) -> float:
 
 
 def _adjusted(logits: torch.Tensor, positions: Sequence[_Position]) -> torch.Tensor:
-    """The logits after penalties, bias and the mask of stop ids; a copy where anything changes."""
+    """The logits after penalties, bias and the mask of stop ids; a copy where logprobs need the raw ones."""
     changed = [p for p in positions if _adjusts(p)]
     if not changed:
         return logits
-    logits = logits.clone()
+    if any(p.row.sampling.logprobs is not None for p in changed):
+        logits = logits.clone()
     for p in changed:
         there = logits[p.index].cpu()  # on the CPU the memory itself
         adjust_in_place(there.numpy(), p.row.history[: p.length], p.row.prompt_length, p.row.sampling)
