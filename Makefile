@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, wh
 .PHONY: help recording references demo serve test test-long test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-23s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SERVING) ## From nothing to eight prompts streaming at once
 	@$(BIN)/paceline demo

@@ -371,7 +371,9 @@ class Attempts:
         if left_s <= 0:
             raise for_caller
         if self._wait_s == MIN_WAIT_S:  # the first round since the loss
-            _log.info("%s lost %s (%s): trying for %.0f s more", self._call, self.address, error, left_s)
+            _log.info(
+                "%s: the connection was lost, trying again for %.0f s (%s)", self.address, left_s, error
+            )
         self._untried = self._order(now)
         self.address = self._untried.pop(0)
         wait_s = min(min(hints, default=self._wait_s), left_s)

@@ -28,6 +28,8 @@ def check_address(address: str) -> None:
     """
     if _URL.match(address):
         raise ValueError(f"{address}: give host:port without {address.partition('//')[0]}//")
+    if (port := address.removeprefix(":")).isdigit():
+        raise ValueError(f"{address}: its host is missing, as in 127.0.0.1:{port}")
     if ":" not in address or (address.startswith("[") and address.endswith("]")):
         raise ValueError(f"{address}: its port is missing, as in {address}:50051")
 

@@ -159,8 +159,8 @@ def test_a_call_that_waits_for_its_scheduler_says_so_once_for_each_loss(
         call.failed(BROKEN, now)  # the other one is tried at once
         for later in range(3):
             call.failed(REFUSED, now + later)
-    said = "failed to connect to all addresses): trying for 10 s more"
-    assert [one.message[-len(said) :] for one in caplog.records] == [said] * 2
+    said = "the connection was lost, trying again for 10 s (failed to connect to all addresses)"
+    assert [one.message.partition(": ")[2] for one in caplog.records] == [said] * 2
 
 
 def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:

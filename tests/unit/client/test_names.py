@@ -299,6 +299,12 @@ def test_a_host_without_a_port_is_refused_before_grpc_calls_port_443(address: st
         paceline.Client(address)
 
 
+@pytest.mark.parametrize("address", ["50171", ":50171"])
+def test_a_port_without_a_host_is_refused_with_the_one_that_is_meant(address: str) -> None:
+    with pytest.raises(ValueError, match=r"its host is missing, as in 127\.0\.0\.1:50171$"):
+        paceline.Client(address)
+
+
 def test_a_name_without_a_port_that_is_written_out_keeps_grpcs_own_port() -> None:
     with paceline.Client("dns:///llm.example") as client:
         assert client.addresses == ("dns:///llm.example",)

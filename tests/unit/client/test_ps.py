@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -24,6 +28,32 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr(tempfile, "tempdir", None)
         yield Path(short)
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose command line is one of ours."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", "paceline serve"]
+    ) as process:
+        yield process
+        process.kill()
+
+
+async def test_who_finds_nobody_is_told_which_stacks_run_and_which_are_starting(temporary: Path) -> None:
+    nobody = await paceline("status", "--address", "127.0.0.1:1")
+    assert nobody.stderr.strip().endswith("`paceline ps` finds nothing here")
+    starting = temporary / "paceline-starting"
+    starting.mkdir()
+    with scratch_directory() as directory, sleeper() as process:
+        (starting / "pid").write_text(str(process.pid))
+        (directory / "scheduler").write_text("50077\n")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{directory}/scheduler.socket")
+            listener.listen()
+            told = await paceline("status", "--address", "127.0.0.1:1")
+    assert "port 50077 of this machine is served; " in told.stderr
+    assert f"process {process.pid} is starting, wait until it serves" in told.stderr
 
 
 async def test_a_running_stack_is_listed_and_a_dead_one_is_not(temporary: Path) -> None:

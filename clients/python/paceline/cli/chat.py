@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.markup import escape
 
@@ -21,7 +23,6 @@ from paceline.cli.common import (
 from paceline.cli.conversation import COMMANDS, HELP, Conversation, Refused, command_of
 from paceline.cli.generate import (
     DrafterChoice,
-    MaxTokens,
     Mode,
     Seed,
     System,
@@ -44,7 +45,7 @@ def chat(
     addresses: Addresses,
     system: System = None,
     model: Adapter = None,
-    max_tokens: MaxTokens = 512,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-m", min=1, help="Of each answer.")] = 512,
     temperature: Temperature = None,
     top_p: TopP = None,
     seed: Seed = None,

@@ -174,7 +174,8 @@ def advice(security: Security, error: BaseException, address: str) -> str:
 
 def _no_connection(security: Security, error: errors.Unavailable, addresses: str) -> str:
     """What is in the way at the first of the addresses, as `paceline doctor` finds it, and what to do."""
-    from paceline.cli.diagnosis import connection_problem  # imported late: most commands connect
+    from paceline.cli.diagnosis import Verdict, connection_problem  # imported late: most commands connect
+    from paceline.cli.ps import what_runs
 
     address = addresses.split(", ")[0]
     if ":" not in address:  # the services that a command has started
@@ -182,7 +183,8 @@ def _no_connection(security: Security, error: errors.Unavailable, addresses: str
     found = connection_problem(address, security, PROBE_TIMEOUT_S)
     if found is None:
         return f"{address}: {error}; `paceline doctor` says more"
-    return f"{found.verdict.value}: {found.detail}; {found.advice}"
+    told = f"{found.verdict.value}: {found.detail}; {found.advice}"
+    return f"{told}. {what_runs()}" if found.verdict is Verdict.NOBODY else told
 
 
 def _unreachable(error: errors.Unavailable) -> bool:

@@ -55,8 +55,7 @@ ADVICE = {
     Verdict.OK: "nothing to do",
     Verdict.NO_SUCH_HOST: "check the host's name",
     Verdict.UNREACHABLE: "check the address, the network and the firewall between",
-    Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with --address; if it is still"
-    " starting, wait until it says that it serves",
+    Verdict.NOBODY: "start it with `paceline serve`, or name its host and port with --address",
     Verdict.FROZEN: "its process stands still: is it stopped? Else kill it; `paceline serve` replaces it",
     Verdict.CLOSES: "it has its maximum of connections (half its `ulimit -n`), or another program listens",
     Verdict.NOT_GRPC: "another program listens there: check the port",

@@ -27,6 +27,7 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _TIMEOUT_S = 3.0
+_NAMED = 4  # stacks in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,48 @@ def _stacks(token: str) -> Iterator[RunningStack]:
     found = list(stack_directories())
     of_several = {pid for pid, directory in found if (directory / "router").exists()}
     for pid, directory in found:
-        files = ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
-        try:
-            port = int(files.port.read_text())
-        except (OSError, ValueError):  # it is just starting, or has just ended
-            continue
-        if not _listens(files.socket):
+        files = _files(directory)
+        port = _port(files)
+        if port is None:  # it is just starting, or has ended
             continue
         if files.port.name == "router":
             yield from _models(pid, port, files.socket, token)
         elif pid not in of_several:
             yield _asked(pid, port, files.socket, token)
+
+
+def what_runs() -> str:
+    """A sentence for who found nobody at an address: where this user's stacks are, and which are starting."""
+    at: set[int] = set()
+    starting: set[int] = set()
+    for pid, directory in stack_directories():
+        if (port := _port(_files(directory))) is not None:
+            at.add(port)
+        elif _is_ours(pid):
+            starting.add(pid)
+    parts = [f"port {port} of this machine is served" for port in sorted(at)[:_NAMED]]
+    parts += [f"process {pid} is starting, wait until it serves" for pid in sorted(starting)[:_NAMED]]
+    return f"Found by `paceline ps`: {'; '.join(parts)}" if parts else "`paceline ps` finds nothing here"
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _files(directory: Path) -> ChildFiles:
+    return ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
+
+
+def _port(files: ChildFiles) -> int | None:
+    """Where the stack takes requests; None: it does not."""
+    try:
+        port = int(files.port.read_text())
+    except (OSError, ValueError):
+        return None
+    return port if _listens(files.socket) else None
 
 
 def _models(pid: int, port: int, path: Path, token: str) -> Iterator[RunningStack]:

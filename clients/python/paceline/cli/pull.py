@@ -139,7 +139,8 @@ def find_model(given: str) -> Path:
 def _fetch_from_hub(name: HubName, *, ask: bool = False) -> Path:
     with _failing():
         model = HubModel(name)
-        what = f"{name.repository} ({model.size_bytes / 1e6:,.0f} MB, {len(model.files)} files)"
+        files = "1 file" if len(model.files) == 1 else f"{len(model.files)} files"
+        what = f"{name.repository} ({model.size_bytes / 1e6:,.0f} MB, {files})"
         source = f"{model.api.endpoint}, revision {name.revision} ({model.commit[:12]})"
         if ask and not typer.confirm(f"{what} is not on this machine. Fetch it from {source}?", err=True):
             raise typer.Exit(1)
