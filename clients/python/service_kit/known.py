@@ -18,10 +18,12 @@ def nearest(name: str, known: Collection[str]) -> str:
     """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
     if name.lower().lstrip("-").replace("-", "_").removeprefix("paceline_scheduler_").startswith("gateway_"):
         return _GONE
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    if not near and (longer := [one for one in sorted(known) if one.startswith(name)]):
-        near = longer
-    return f"; did you mean {near[0]}?" if near else ""
+    given, sought = name.lower(), {one.lower(): one for one in sorted(known, reverse=True)}
+    beginnings = {one[: len(given)]: whole for one, whole in sought.items()}
+    for names in (sought, beginnings):  # of a long name, many type the beginning
+        if near := difflib.get_close_matches(given, names, n=1, cutoff=0.6 if names is sought else 0.8):
+            return f"; did you mean {names[near[0]]}?"
+    return ""
 
 
 def unknown_variables(names: Iterable[str], prefix: str, fields: Collection[str]) -> list[str]:

@@ -175,7 +175,7 @@ def advice(security: Security, error: BaseException, address: str) -> str:
 def _no_connection(security: Security, error: errors.Unavailable, addresses: str) -> str:
     """What is in the way at the first of the addresses, as `paceline doctor` finds it, and what to do."""
     from paceline.cli.diagnosis import Verdict, connection_problem  # imported late: most commands connect
-    from paceline.cli.ps import what_runs
+    from paceline.cli.scratch import what_runs
 
     address = addresses.split(", ")[0]
     if ":" not in address:  # the services that a command has started

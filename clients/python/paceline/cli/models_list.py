@@ -6,6 +6,7 @@ import json
 from typing import Annotated
 
 import typer
+from service_kit.known import nearest
 
 from paceline.cli.common import console, fail
 from paceline.cli.models.directories import hub_cache, model_directories
@@ -49,7 +50,8 @@ def remove(
     """Delete a model from this machine. A running executor goes on with what it has loaded."""
     model = find_local(name)
     if model is None:
-        fail(f"{name}: `paceline list` has no model of this name")
+        known = {one.name for one in local_models()}
+        fail(f"{name}: `paceline list` has no model of this name{nearest(name, known)}")
     freed = _removed(model)
     console.print(f"{model.path}: deleted, {_size(freed)}", highlight=False, markup=False, soft_wrap=True)
 

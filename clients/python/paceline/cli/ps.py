@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +16,7 @@ from rich.table import Table
 from paceline import errors
 from paceline.channel import Link, Security, open_channel
 from paceline.cli.common import console, security
-from paceline.cli.scratch import stack_directories
-from paceline.cli.stack import ChildFiles
+from paceline.cli.scratch import front_files, port_of, stack_directories
 from paceline.cli.status import duration
 from paceline.client import Client
 from paceline.responses import lower_name
@@ -27,7 +24,6 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _TIMEOUT_S = 3.0
-_NAMED = 4  # stacks in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,48 +78,14 @@ def _stacks(token: str) -> Iterator[RunningStack]:
     found = list(stack_directories())
     of_several = {pid for pid, directory in found if (directory / "router").exists()}
     for pid, directory in found:
-        files = _files(directory)
-        port = _port(files)
+        files = front_files(directory)
+        port = port_of(files)
         if port is None:  # it is just starting, or has ended
             continue
         if files.port.name == "router":
             yield from _models(pid, port, files.socket, token)
         elif pid not in of_several:
             yield _asked(pid, port, files.socket, token)
-
-
-def what_runs() -> str:
-    """A sentence for who found nobody at an address: where this user's stacks are, and which are starting."""
-    at: set[int] = set()
-    starting: set[int] = set()
-    for pid, directory in stack_directories():
-        if (port := _port(_files(directory))) is not None:
-            at.add(port)
-        elif _is_ours(pid):
-            starting.add(pid)
-    parts = [f"port {port} of this machine is served" for port in sorted(at)[:_NAMED]]
-    parts += [f"process {pid} is starting, wait until it serves" for pid in sorted(starting)[:_NAMED]]
-    return f"Found by `paceline ps`: {'; '.join(parts)}" if parts else "`paceline ps` finds nothing here"
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _files(directory: Path) -> ChildFiles:
-    return ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
-
-
-def _port(files: ChildFiles) -> int | None:
-    """Where the stack takes requests; None: it does not."""
-    try:
-        port = int(files.port.read_text())
-    except (OSError, ValueError):
-        return None
-    return port if _listens(files.socket) else None
 
 
 def _models(pid: int, port: int, path: Path, token: str) -> Iterator[RunningStack]:
@@ -146,12 +108,6 @@ def _models(pid: int, port: int, path: Path, token: str) -> Iterator[RunningStac
         if entry.state == pb.SCHEDULER_STATE_SERVING:
             one = _asked(pid, port, path, token, entry.model)
         yield replace(one, detail=entry.detail, memory_bytes=entry.memory_bytes or None)
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(_TIMEOUT_S)
-        return client.connect_ex(os.fspath(path)) == 0
 
 
 def _asked(pid: int, port: int, path: Path, token: str, model: str = "") -> RunningStack:

@@ -14,12 +14,13 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
+from service_kit.known import nearest
 
 from paceline.cli.common import fail, stderr
 from paceline.cli.models.directories import ModelFetchError, Progress, model_directories, models_directory
 from paceline.cli.models.hub import HubModel, HubName, hub_name
 from paceline.cli.models.kernels import compiled_meanwhile
-from paceline.cli.models.local import find_local
+from paceline.cli.models.local import find_local, local_models
 from paceline.cli.models.web import fetch_url
 from paceline.cli.models.wheel import DEFAULT_MODEL, WheelModel, fetch, pip_download
 
@@ -123,10 +124,11 @@ def find_model(given: str) -> Path:
         return found.path
     name = hub_name(given)
     if name is None:
+        known = {DEFAULT_MODEL.name, *(one.name for one in local_models())}
         fail(
-            f"{given}: no such file or directory, and `paceline list` has no model of this name. Give a GGUF"
-            " file, a directory with config.json and safetensors files, or owner/name of a model on a hub;"
-            f" without a model, {DEFAULT_MODEL.name} is served"
+            f"{given}: no such file or directory, and `paceline list` has no model of this name"
+            f"{nearest(given, known) or '.'} Give a GGUF file, a directory with config.json and safetensors"
+            f" files, or owner/name of a model on a hub; without a model, {DEFAULT_MODEL.name} is served"
         )
     if not (sys.stdin.isatty() and stderr.is_terminal):
         fail(

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "paceline-"
 _PID = "pid"  # the file with the id of the process that keeps the stack running
+_TIMEOUT_S = 3.0
+_NAMED = 4  # stacks in a sentence
 _MAX_BYTES = 80  # longer paths leave no room for a socket's name; the system's limit is 108
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFiles:
+    """The files of one service: its port file, and the Unix socket on which it answers its parent."""
+
+    port: Path
+    socket: Path
+
+    @classmethod
+    def of(cls, name: str, directory: Path) -> ChildFiles:
+        """The files of service `name` in `directory`, which must be private to this user."""
+        return cls(directory / name, directory / f"{name}.socket")
+
+    @property
+    def flags(self) -> list[str]:
+        """The service's flags that name the files."""
+        return ["--port-file", str(self.port), "--local-socket", str(self.socket)]
 
 
 @contextmanager
@@ -35,6 +57,47 @@ def stack_directories() -> Iterator[tuple[int, Path]]:
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
                 yield int((path / _PID).read_text()), path
+
+
+def what_runs() -> str:
+    """A sentence for who found nobody at an address: where this user's stacks are, and which are starting."""
+    at: set[int] = set()
+    starting: set[int] = set()
+    for pid, directory in stack_directories():
+        if (port := port_of(front_files(directory))) is not None:
+            at.add(port)
+        elif _is_ours(pid):
+            starting.add(pid)
+    parts = [f"port {port} of this machine is served" for port in sorted(at)[:_NAMED]]
+    parts += [f"process {pid} is starting, wait until it serves" for pid in sorted(starting)[:_NAMED]]
+    return f"Found by `paceline ps`: {'; '.join(parts)}" if parts else "`paceline ps` finds nothing here"
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def front_files(directory: Path) -> ChildFiles:
+    """Those of a stack's service that takes requests: the scheduler, or the router of several models."""
+    return ChildFiles.of("router" if (directory / "router").exists() else "scheduler", directory)
+
+
+def port_of(files: ChildFiles) -> int | None:
+    """Where the stack takes requests; None: it does not."""
+    try:
+        port = int(files.port.read_text())
+    except (OSError, ValueError):
+        return None
+    return port if _listens(files.socket) else None
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_TIMEOUT_S)
+        return client.connect_ex(os.fspath(path)) == 0
 
 
 def _parent() -> Path:

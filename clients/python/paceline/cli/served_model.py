@@ -19,9 +19,10 @@ def served_model(backend: str, given: str | None) -> Path | None:
 
 
 def default_sampling(backend: str, given: str | Path | None) -> tuple[str, ...]:
-    """Flags of the executor that serves the default model, whose file says nothing of sampling."""
-    is_default = backend == "torch" and given in (None, DEFAULT_MODEL.name)
-    return DEFAULT_MODEL.sampling_flags if is_default else ()
+    """Flags of the executor that serves the default model, by whatever name: its file does not say them."""
+    name = DEFAULT_MODEL.name if given is None else Path(given).name.removesuffix(".gguf")
+    is_default = name in (DEFAULT_MODEL.name, Path(DEFAULT_MODEL.file_name).stem)
+    return DEFAULT_MODEL.sampling_flags if is_default and backend == "torch" else ()
 
 
 def draft_config(

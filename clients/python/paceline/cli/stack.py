@@ -16,7 +16,7 @@ from paceline import aio, errors
 from paceline.channel import Security
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.gateway_probe import is_ready
-from paceline.cli.scratch import scratch_directory
+from paceline.cli.scratch import ChildFiles, scratch_directory
 from paceline.cli.services import command
 from paceline.cli.stack_secrets import StackSecrets
 from paceline.cli.supervisor import Child, ChildFailed, Say
@@ -31,24 +31,6 @@ _SERVING_TIMEOUT_S = 60.0
 
 Loading = Callable[[str, float], None]
 """Called with (description of what is being loaded, fraction done in 0..1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChildFiles:
-    """The files of one service: its port file, and the Unix socket on which it answers its parent."""
-
-    port: Path
-    socket: Path
-
-    @classmethod
-    def of(cls, name: str, directory: Path) -> ChildFiles:
-        """The files of service `name` in `directory`, which must be private to this user."""
-        return cls(directory / name, directory / f"{name}.socket")
-
-    @property
-    def flags(self) -> list[str]:
-        """The service's flags that name the files."""
-        return ["--port-file", str(self.port), "--local-socket", str(self.socket)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +219,8 @@ async def _loaded(socket: str, security: Security, loading: Loading) -> None:
                 status = await client.get_status(timeout_s=_CALL_TIMEOUT_S)
                 if status.state == executor_pb2.EXECUTOR_STATE_SERVING:
                     return
-                loading(status.loading or "starting", status.load_fraction)
+                if status.state != executor_pb2.EXECUTOR_STATE_FAILED:  # it says why in its log, and ends
+                    loading(status.loading or "starting", status.load_fraction)
             await asyncio.sleep(_POLL_S)
 
 

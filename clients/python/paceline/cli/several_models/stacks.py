@@ -11,12 +11,11 @@ from pathlib import Path
 
 from paceline_router.models import ModelState, ModelUse, RoutedModel, RoutedModels
 
-from paceline.cli.scratch import scratch_directory
+from paceline.cli.scratch import ChildFiles, scratch_directory
 from paceline.cli.services import command
 from paceline.cli.several_models.memory import LoadableModel, moves
 from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig, planned
 from paceline.cli.stack import (
-    ChildFiles,
     Loading,
     Stack,
     run_all,
