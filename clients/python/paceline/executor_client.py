@@ -18,6 +18,7 @@ from paceline.calls import Exchange, Replies, reply_of, shielded
 from paceline.channel import PLAINTEXT, Link, Metadata, Security, open_channel
 from paceline.executor.v1 import executor_pb2 as pb
 from paceline.executor.v1.executor_pb2_grpc import ExecutorServiceStub
+from paceline.names import check_address
 from paceline.pieces import Pieces
 from paceline.session import Session, step_result
 
@@ -32,6 +33,8 @@ class ExecutorClient:
     """
 
     def __init__(self, address: str, *, security: Security = PLAINTEXT) -> None:
+        """Raises ValueError for a URL, and for a host without a port."""
+        check_address(address)
         self.address = address
         self._metadata = security.metadata
         self._channel = open_channel(address, Link.PRIVATE, security)

@@ -36,7 +36,7 @@ _PRIOR[_CONTEXT:] = 1e-7, 0.0
 _PRIOR[_PROMPT : _SCORED + 1] = 0.5e-3, 1e-7, 0.25e-3
 
 _MEMORY = 24  # steps that a cell's means rest on at most
-_SAMPLED = 4  # of a cell with so many: one step in this many counts in the mean of the features, and as many
+_SAMPLED = 4  # of a cell with more steps: one in this many changes the mean of its features, for all of them
 _FULL = 8  # steps that give a cell its full weight
 _FIRST = 3  # of a cell: the fastest of them counts, the others may have compiled or warmed something
 _OUTLIER = 2.0  # a step counts as at most this factor slower or faster than its cell

@@ -295,8 +295,9 @@ def test_only_connections_to_schedulers_are_spread_over_a_name(link: Link) -> No
 
 @pytest.mark.parametrize("address", ["localhost", "llm.example", "10.0.0.1", "[::1]"])
 def test_a_host_without_a_port_is_refused_before_grpc_calls_port_443(address: str) -> None:
-    with pytest.raises(ValueError, match="its port is missing"):
-        paceline.Client(address)
+    for client in (paceline.Client, paceline.ExecutorClient):
+        with pytest.raises(ValueError, match="its port is missing"):
+            client(address)
 
 
 @pytest.mark.parametrize("address", ["50171", ":50171"])
