@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.answer import write
-from paceline.cli.common import Addresses, TimeoutS, one_line_errors, security
-from paceline.client import Client
+from paceline.cli.common import Addresses, TimeoutS, client_of
 from paceline.types import AdapterInfo
 
 adapters = typer.Typer(
@@ -30,10 +29,7 @@ def list_adapters(
     context: typer.Context, addresses: Addresses, *, as_json: AsJson = False, timeout_s: TimeoutS = None
 ) -> None:
     """List the adapters, and what uses them."""
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         found = client.adapters(timeout_s=timeout_s)
     for one in found:
         write((json.dumps(as_object(one)) if as_json else as_text(one)) + "\n")
@@ -57,10 +53,7 @@ def load(
 
     paceline adapters load poet poet-v2
     """
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         one = client.load_adapter(name, path, timeout_s=timeout_s)
     write((json.dumps(as_object(one)) if as_json else as_text(one)) + "\n")
 
@@ -68,10 +61,7 @@ def load(
 @adapters.command()
 def unload(context: typer.Context, addresses: Addresses, name: Name, *, timeout_s: TimeoutS = None) -> None:
     """Refuse new requests that name an adapter, wait for its live ones, and unload it."""
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         known = client.unload_adapter(name, timeout_s=timeout_s)
     write(f"{name} is unloaded\n" if known else f"{name} was not loaded\n")
 

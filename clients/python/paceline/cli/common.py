@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 from rich.markup import escape
@@ -21,8 +21,11 @@ from paceline.channel import SCHEDULER_ADDRESS, Security
 from paceline.cli.safe_text import SafeConsole
 from paceline.cli.supervisor import ChildFailed
 
+if TYPE_CHECKING:
+    from paceline.client import Client
+
 _T = TypeVar("_T")
-PROBE_TIMEOUT_S = 2.0
+_PROBE_TIMEOUT_S = 2.0
 _EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 
 console = SafeConsole()
@@ -142,6 +145,16 @@ def one_line_errors(security: Security, address: str) -> Iterator[None]:
         fail(advice(security, first, address))
 
 
+@contextmanager
+def client_of(context: typer.Context, addresses: Sequence[str]) -> Iterator[Client]:
+    """A context manager: a client of these schedulers, with `one_line_errors`."""
+    from paceline.client import Client  # imported late: commands that serve need none
+
+    secured = security(context)
+    with one_line_errors(secured, ", ".join(addresses)), Client(addresses, security=secured) as client:
+        yield client
+
+
 def run(security: Security, main: Coroutine[object, object, _T], address: str) -> _T:
     """Run an asyncio command with `one_line_errors`. Ctrl-C exits with status 130 and no message."""
     with one_line_errors(security, address):
@@ -180,7 +193,7 @@ def _no_connection(security: Security, error: errors.Unavailable, addresses: str
     address = addresses.split(", ")[0]
     if ":" not in address:  # the services that a command has started
         return f"{address}: {error}"
-    found = connection_problem(address, security, PROBE_TIMEOUT_S)
+    found = connection_problem(address, security, _PROBE_TIMEOUT_S)
     if found is None:
         return f"{address}: {error}; `paceline doctor` says more"
     told = f"{found.verdict.value}: {found.detail}; {found.advice}"

@@ -13,10 +13,9 @@ import typer
 
 from paceline.channel import PUBLIC_MESSAGE_BYTES
 from paceline.cli.answer import write
-from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security
+from paceline.cli.common import Addresses, TimeoutS, client_of, fail
 from paceline.cli.inputs import Adapter, InputFile, texts
 from paceline.cli.loading import wait_for_model
-from paceline.client import Client
 from paceline.types import ModelInfo
 
 _MAX_INPUTS = 64
@@ -88,10 +87,7 @@ def embed(
         options["pooling"] = pooling.value
     if model is not None:
         options["model"] = model
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         wait_for_model(client)
         info = client.model_info(timeout_s=timeout_s)
         if not info.embedding_size:

@@ -13,10 +13,9 @@ import typer
 
 from paceline.chat import Message
 from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
-from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security, stderr, warn
+from paceline.cli.common import Addresses, TimeoutS, client_of, fail, stderr, warn
 from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
-from paceline.client import Client
 from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.types import Delta, Drafter, Event, Finished, Speculation, Usage
@@ -178,8 +177,7 @@ def generate(
         tool_choice=tool_choice,
         speculation=speculation(mode, drafter),
     )
-    address = ", ".join(addresses)
-    with one_line_errors(security(context), address), Client(addresses, security=security(context)) as client:
+    with client_of(context, addresses) as client:
         wait_for_model(client)
         text, turns = (None, messages) if chat else (prompt, None)
         with client.generate(text, messages=turns, timeout_s=timeout_s, **chosen) as generation:

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.answer import write
-from paceline.cli.common import Addresses, TimeoutS, one_line_errors, security
+from paceline.cli.common import Addresses, TimeoutS, client_of
 from paceline.cli.inputs import Adapter, InputFile, texts
 from paceline.cli.loading import wait_for_model
-from paceline.client import Client
 
 
 class MethodChoice(enum.Enum):
@@ -61,10 +60,7 @@ def rerank(
     options: dict[str, Any] = {"method": method.value, "instruction": instruction, "top_n": top_n}
     if model is not None:
         options["model"] = model
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         wait_for_model(client)
         reply = client.rerank(query, documents, timeout_s=timeout_s, **options)
         for one in reply.results:

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli.answer import write
-from paceline.cli.common import Addresses, TimeoutS, fail, one_line_errors, security
+from paceline.cli.common import Addresses, TimeoutS, client_of, fail
 from paceline.cli.inputs import Adapter, InputFile, read_text
 from paceline.cli.loading import wait_for_model
-from paceline.client import Client
 from paceline.evaluations import EvaluationOptions, ScoredText, ScoreInputLike, TextToScore
 
 
@@ -56,10 +55,7 @@ def score(
     if continuation:
         inputs = [TextToScore(one, prompt=given) for one in continuation]
     options = EvaluationOptions() if model is None else EvaluationOptions(model=model)
-    with (
-        one_line_errors(security(context), ", ".join(addresses)),
-        Client(addresses, security=security(context)) as client,
-    ):
+    with client_of(context, addresses) as client:
         wait_for_model(client)
         reply = client.score(inputs, top_logprobs=top_k, timeout_s=timeout_s, **options)
         text_of = cache(lambda id_: client.detokenize([id_], timeout_s=timeout_s))
