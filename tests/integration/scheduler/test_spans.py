@@ -252,17 +252,18 @@ async def test_a_call_that_is_refused_before_it_is_read_has_a_span(
     scheduler = ("--otel", "--otel-step-share", "0", "--max-running", "1", "--max-queued-requests", "1")
     with received(monkeypatch) as receiver, oracle_stack(tmp_path, scheduler=scheduler) as stack:
         async with stack.client() as client:
-            streams = [client.generate("x", max_tokens=5000, ignore_eos=True) for _ in range(2)]
+            running = client.generate("x", max_tokens=5000, ignore_eos=True)
+            await anext(running)  # before, it has the queue's only place
+            waiting = client.generate("x", max_tokens=5000, ignore_eos=True)
 
             async def full() -> bool:
-                status = await client.status()
-                return (status.running, status.waiting) == (1, 1)
+                return (await client.status()).waiting == 1
 
             await eventually(full, "nothing waits")
             with pytest.raises(errors.RetryLater):
                 await client.complete("one too many")
-            for stream in streams:
-                stream.close()
+            waiting.close()
+            running.close()
         spans = receiver.wait(lambda seen: len(calls(seen)) == sum(map(is_request, seen)) == 3)
     ends = {server_of(trace).attributes.get("error.type"): trace for trace in by_trace(spans).values()}
     assert ends.keys() == {"QUEUE_FULL", "CLIENT_LEFT"}
