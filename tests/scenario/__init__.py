@@ -39,4 +39,20 @@ An outcome is {"left": true}, {"error": ...} or what the call gave:
     vectors              arrays of numbers
     results              index, score
     error                code, reason, message, retryable, retry_after_ms (null: no hint), lost
+
+`directory.json` has cases for the unit tests of each client that learns of schedulers from directories
+(DIRECTORY in scheduler.proto): what it is given (`given`, `tls`: an authority, `use`: off, safe or any), and
+steps, whose first key says what they are:
+    saw                  the scheduler there listed `entries` at `at_s`, and one on 127.0.0.1 for each port of
+                         the range `ports`; what an entry does not say is as in `entry` of the Python test
+    lost, has_none       a look there failed, or found that it has no directory, at `at_s`
+    refused              a scheduler did not let this caller look, at `at_s`
+    distrust             what is there is not what its entry says
+    addresses, count     all that are used, in any order; how many
+    draining, foreign,   what is known of those that are used
+    loads, adapters
+    tls_name             [address, name]: the name of its certificate; null: it gets no connection
+    reports, checked     whether a model's `fingerprint` is that of the entry there; whether it ever was
+    asks                 those that several looks in turn go to at `at_s`, while those of `down` are down
+    time_to_look_s       whether `caller`, or the usual one, looks then; if so, it does
 """

@@ -1,100 +1,108 @@
-"""Which schedulers of a directory a client uses, and which of them get its token."""
+"""Which schedulers of a directory a client uses, and which of them get its token.
+
+tests/scenario/directory.json has the promises that clients of all languages hold: its cases are played here.
+"""
 
 from __future__ import annotations
 
+import json
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paceline.channel import Security
-from paceline.directory import (
-    LOOK_AGAIN_S,
-    LOOK_EVERY_S,
-    MAX_LEARNED,
-    NO_DIRECTORY_S,
-    VIEW_ROUNDS,
-    DirectoryUse,
-    KnownSchedulers,
-)
+from paceline.directory import MAX_LEARNED, KnownSchedulers
 from paceline.errors import Unavailable
 from paceline.failover import MAX_TRIED, Attempts, Rotation
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
-NEAR, FAR = "127.0.0.1:1", "10.0.0.1:50051"
+from tests.support.checkout import ROOT
+
+NEAR = "127.0.0.1:1"
 PLAIN, TLS = Security(token="secret"), Security(ca_file=Path("ca.pem"), token="secret")
-NO_HOST_AND_PORT = [
-    *("unix:/b.sock", "unix-abstract:b", "dns:///attacker:1", "ipv4:127.0.0.1:1,10.0.0.2:1", "::1:5005"),
-    *("attacker:1/", "localhost", "", "127.0.0.1:1\n"),
-]
+CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "scenario" / "directory.json").read_text())
+LOOKS = 6  # as many as the schedulers that are asked in turn, and more
 
 
-def entry(address: str, *, own: bool = False, **fields: object) -> pb.SchedulerEntry:
-    values: dict[str, object] = {
-        "model": "m",
-        "model_fingerprint": b"print",
-        "instance": f"drawn by {address}",
-        "written_by": "" if own else "somebody",
-        "state": pb.SCHEDULER_STATE_SERVING,
-    }
-    return pb.SchedulerEntry(address=address, **(values | fields))  # type: ignore[arg-type]
+def entry(address: str, *, own: bool = False, **told: Any) -> pb.SchedulerEntry:
+    """An entry, by the names and defaults of directory.json."""
+    return pb.SchedulerEntry(
+        address=address,
+        model=told.get("model", "m"),
+        model_fingerprint=told.get("fingerprint", "print").encode(),
+        instance=told.get("instance", f"of {address}"),
+        written_by="" if own else "somebody",
+        tls_name=told.get("tls_name", ""),
+        state=pb.SchedulerState.Value("SCHEDULER_STATE_" + told.get("state", "SERVING")),
+        load=pb.SchedulerLoad(running=told.get("running", 0), waiting=told.get("waiting", 0)),
+        adapters=told.get("adapters", ()),
+    )
 
 
-def known(
-    given: str, *entries: pb.SchedulerEntry, security: Security = PLAIN, use: DirectoryUse = "safe"
-) -> KnownSchedulers:
-    schedulers = KnownSchedulers([given], security, use)
+def known(given: str, *entries: pb.SchedulerEntry) -> KnownSchedulers:
+    schedulers = KnownSchedulers([given], PLAIN, "safe")
     schedulers.saw(given, [entry(given, own=True), *entries], 0.0)
     return schedulers
 
 
-@pytest.mark.parametrize(
-    ("given", "address", "tls_name", "security", "use", "used"),
-    [
-        (NEAR, "127.0.0.1:2", "", PLAIN, "safe", True),
-        (NEAR, "10.0.0.2:1", "", PLAIN, "safe", False),  # the token would be readable on the way
-        (NEAR, "10.0.0.2:1", "", PLAIN, "any", True),
-        (FAR, "127.0.0.1:2", "", PLAIN, "safe", False),  # whatever listens here is not of that fleet
-        (FAR, "127.0.0.1:2", "", PLAIN, "any", False),
-        (FAR, "10.0.0.2:1", "name", TLS, "safe", True),
-        (FAR, "10.0.0.2:1", "", TLS, "safe", False),
-        (FAR, "10.0.0.2:1", "", TLS, "any", False),  # never without TLS where there is an authority
-        (NEAR, "127.0.0.1:2", "", TLS, "any", False),
-        (FAR, "10.0.0.2:1", "name", PLAIN, "any", False),  # nobody could check its certificate
-        ("unix:/a.sock", "127.0.0.1:2", "", PLAIN, "safe", True),
-        ("unix:/a.sock", "10.0.0.2:1", "", TLS, "any", False),
-        *((NEAR, target, "", PLAIN, "any", False) for target in NO_HOST_AND_PORT),
-    ],
-)
-def test_a_token_goes_to_a_learned_address_only_where_it_is_as_safe_as_at_the_given_one(
-    given: str, address: str, tls_name: str, security: Security, use: DirectoryUse, *, used: bool
-) -> None:
-    schedulers = known(given, entry(address, tls_name=tls_name), security=security, use=use)
-    assert (address in schedulers.addresses) is used
-    if used:
-        found = schedulers.security(address)
-        assert found is not None
-        assert (found.server_name, found.ca_file) == (tls_name, security.ca_file)
-    else:
-        assert schedulers.security(address) is None
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_each_step_of_a_case_is_as_it_says(case: dict[str, Any]) -> None:
+    schedulers = KnownSchedulers(case["given"], TLS if case["tls"] else PLAIN, case["use"])
+    for step in case["steps"]:
+        found, expected = outcome(schedulers, step)
+        assert found == expected, step
 
 
-def test_only_schedulers_of_the_same_model_are_used_and_each_once() -> None:
-    schedulers = known(
-        NEAR,
-        entry("127.0.0.1:2"),
-        entry("127.0.0.1:3", instance="drawn by 127.0.0.1:2"),
-        entry("localhost:1", instance=f"drawn by {NEAR}"),  # the given one, by another name
-        entry("127.0.0.1:4", model="other"),
-    )
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-    assert schedulers.is_what_it_says("127.0.0.1:2", b"print")
-    assert not schedulers.is_what_it_says("127.0.0.1:2", b"other")
-    assert schedulers.is_what_it_says(NEAR, b"whatever")
-    schedulers.distrust("127.0.0.1:2")
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
-    schedulers.distrust(NEAR)
-    assert NEAR in schedulers.addresses
+def outcome(schedulers: KnownSchedulers, step: dict[str, Any]) -> tuple[object, object]:
+    """What a step finds, and what it expects; both None for one that only tells something."""
+    at = float(step.get("at_s", 0))
+    found: object = None
+    expected: object = None
+    match next(iter(step)):
+        case "saw":
+            ports = range(*step.get("ports", (0, 0)))
+            listed = (*step["entries"], *({"address": f"127.0.0.1:{port}"} for port in ports))
+            schedulers.saw(step["saw"], [entry(**one) for one in listed], at)
+        case "lost":
+            schedulers.lost(step["lost"], at)
+        case "has_none":
+            schedulers.has_none(step["has_none"], at)
+        case "refused":
+            schedulers.refused(caller(step["refused"]), at)
+        case "distrust":
+            schedulers.distrust(step["distrust"])
+        case "addresses" | "draining" | "foreign" as name:
+            found, expected = set(getattr(schedulers, name)), set(step[name])
+        case "count":
+            found, expected = len(schedulers.addresses), step["count"]
+        case "loads":
+            found, expected = schedulers.loads, step["loads"]
+        case "adapters":
+            found, expected = {one: sorted(has) for one, has in schedulers.adapters.items()}, step["adapters"]
+        case "tls_name":
+            address, expected = step["tls_name"]
+            security = schedulers.security(address)
+            found = None if security is None else security.server_name
+        case "reports":
+            reported = step["fingerprint"].encode()
+            found, expected = schedulers.is_what_it_says(step["reports"], reported), step["is"]
+        case "checked":
+            found, expected = schedulers.is_checked(step["checked"]), step["is"]
+        case "asks":
+            down = step.get("down", ())
+            asked = {schedulers.teller(at, lambda address, _: address in down) for _ in range(LOOKS)}
+            found, expected = asked, set(step["asks"])
+        case "time_to_look_s":
+            who = caller(step.get("caller", "good"))
+            found, expected = schedulers.is_time_to_look(step["time_to_look_s"], who), step["is"]
+        case other:
+            raise AssertionError(f"no such step: {other}")
+    return found, expected
+
+
+def caller(name: str) -> Any:
+    return Security(token=name).metadata
 
 
 def test_another_fingerprint_gets_new_calls_once_the_present_one_takes_none_and_no_stream_that_began() -> (
@@ -108,7 +116,7 @@ def test_another_fingerprint_gets_new_calls_once_the_present_one_takes_none_and_
         return call.address
 
     old, new = "127.0.0.1:2", "127.0.0.1:3"
-    schedulers = known(NEAR, entry(old), entry(new, model_fingerprint=b"new"))
+    schedulers = known(NEAR, entry(old), entry(new, fingerprint="new"))
     assert schedulers.foreign == {new}
     rotation = Rotation([NEAR])
     rotation.use(schedulers.addresses, {}, schedulers.draining, {}, schedulers.models, schedulers.foreign)
@@ -126,127 +134,14 @@ def test_another_fingerprint_gets_new_calls_once_the_present_one_takes_none_and_
     schedulers.lost(NEAR, 1.0)
     schedulers.lost(old, 1.0)
     assert schedulers.teller(1.0, lambda *_: False) == new
-    schedulers.saw(new, [entry(new, own=True, model_fingerprint=b"new")], 1.0)
+    schedulers.saw(new, [entry(new, own=True, fingerprint="new")], 1.0)
     assert new not in schedulers.foreign
-
-
-def test_what_one_scheduler_does_not_know_another_may_and_a_lost_one_takes_its_word_along() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")], 0.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
-    schedulers.saw(NEAR, [entry(NEAR, own=True)], 0.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]  # it speaks for itself
-    schedulers.lost("127.0.0.1:2", 0.0)
-    assert list(schedulers.addresses) == [NEAR]
-    alone = known(NEAR, entry("127.0.0.1:2"))
-    alone.lost(NEAR, 0.0)
-    assert alone.addresses == (NEAR, "127.0.0.1:2")
-
-
-def test_a_scheduler_that_is_loading_takes_back_nothing_that_it_told() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    schedulers.saw(NEAR, [entry(NEAR, own=True, model="", model_fingerprint=b"")], 10.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-
-
-def test_a_learned_scheduler_of_another_model_tells_nothing_and_is_used_no_more() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    other: dict[str, Any] = {"model": "other", "model_fingerprint": b"other"}
-    theirs = [entry("127.0.0.1:2", own=True, **other), entry("127.0.0.1:3", **other)]
-    schedulers.saw("127.0.0.1:2", theirs, 10.0)
-    assert list(schedulers.addresses) == [NEAR]
-
-
-def test_an_address_that_is_known_no_more_gets_nothing() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    schedulers.saw(NEAR, [entry(NEAR, own=True)], 10.0)
-    assert schedulers.security("127.0.0.1:2") is None
-    assert not schedulers.is_what_it_says("127.0.0.1:2", b"print")
-    assert not schedulers.is_checked("127.0.0.1:2")
-    assert schedulers.is_checked(NEAR)
-
-
-def test_a_liar_is_a_start_of_a_scheduler_so_that_its_address_can_be_honest_again() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"), entry("127.0.0.1:3"))
-    # Its entry has the other's instance, which stays out of that.
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2", instance="3"),
-                          entry("127.0.0.1:3", instance="3")], 1.0)  # fmt: skip
-    schedulers.distrust("127.0.0.1:2")
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:3"]
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], 2.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-    assert schedulers.is_what_it_says("127.0.0.1:2", b"print")
-    assert schedulers.is_checked("127.0.0.1:2")
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2", instance="new")], 3.0)
-    assert not schedulers.is_checked("127.0.0.1:2")
-
-
-def test_what_was_told_long_ago_goes_once_somebody_tells_more() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    schedulers.saw("127.0.0.1:2", [entry("127.0.0.1:2", own=True), entry("127.0.0.1:3")], 1.0)
-    age = VIEW_ROUNDS * LOOK_EVERY_S
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], age)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2", "127.0.0.1:3"]
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry("127.0.0.1:2")], age + 2.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-    schedulers.lost(NEAR, 10 * age)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-
-
-def test_given_ones_that_are_up_are_asked_in_turn_then_learned_ones() -> None:
-    def asked(*down: str) -> set[str]:
-        return {schedulers.teller(0.0, lambda address, now: address in down) for _ in range(6)}
-
-    other, learned = "127.0.0.1:9", "127.0.0.1:2"
-    schedulers = KnownSchedulers([NEAR, other], PLAIN, "safe")
-    schedulers.saw(NEAR, [entry(NEAR, own=True), entry(learned)], 0.0)
-    assert asked() == {NEAR, other}
-    assert asked(NEAR) == {other}
-    assert asked(NEAR, other) == {learned}
-    assert asked(NEAR, other, learned) == {NEAR, other}
-    schedulers.has_none(NEAR, 0.0)
-    assert asked() == {other}
-
-
-def test_a_lost_given_scheduler_keeps_nobody_from_hearing_of_new_ones() -> None:
-    def asked(now: float) -> str:
-        assert schedulers.is_time_to_look(now)
-        return schedulers.teller(now, lambda *_: False)  # nobody is down for as long as looks are apart
-
-    learned, new = "127.0.0.1:2", "127.0.0.1:3"
-    schedulers = known(NEAR, entry(learned))
-    assert asked(100.0) == NEAR
-    schedulers.lost(NEAR, 100.0)
-    assert asked(100.0 + LOOK_AGAIN_S) == learned
-    schedulers.saw(learned, [entry(learned, own=True), entry(new)], 101.0)
-    assert asked(120.0) == NEAR  # it may be there again
-    schedulers.lost(NEAR, 120.0)
-    assert schedulers.addresses == (NEAR, learned, new)  # though nobody but itself tells of the second one
-    schedulers.lost(learned, 120.0)
-    schedulers.lost(new, 120.0)
-    assert not schedulers.is_time_to_look(120.0 + LOOK_AGAIN_S)  # all are lost: there is no hurry
-
-
-def test_a_caller_that_may_not_look_takes_nothing_from_others() -> None:
-    schedulers = known(NEAR, entry("127.0.0.1:2"))
-    bad, good = Security(token="bad").metadata, PLAIN.metadata
-    assert schedulers.is_time_to_look(100.0, bad)
-    schedulers.refused(bad, 100.0)
-    assert list(schedulers.addresses) == [NEAR, "127.0.0.1:2"]
-    assert not schedulers.is_time_to_look(100.0, bad)
-    assert schedulers.is_time_to_look(100.0, good)
-    assert not schedulers.is_time_to_look(100.0, good)
-    assert schedulers.is_time_to_look(100.0 + LOOK_EVERY_S, bad)
 
 
 def test_what_given_ones_say_of_themselves_counts_in_the_choice() -> None:
     schedulers = KnownSchedulers([NEAR], PLAIN, "safe")
-    own = entry(
-        NEAR, own=True, state=pb.SCHEDULER_STATE_DRAINING, load=pb.SchedulerLoad(running=2, waiting=1)
-    )
+    own = entry(NEAR, own=True, state="DRAINING", running=2, waiting=1)
     schedulers.saw(NEAR, [own, entry("127.0.0.1:2", adapters=["poet"])], 0.0)
-    assert schedulers.loads == {NEAR: 3, "127.0.0.1:2": 0}
-    assert schedulers.draining == {NEAR}
     rotation = Rotation([NEAR])
     rotation.use(schedulers.addresses, schedulers.loads, (), schedulers.adapters)
     for number in range(8):
@@ -267,17 +162,6 @@ def test_ten_thousand_entries_are_bounded_and_an_empty_or_ownerless_answer_chang
     assert len(rotation.order(0.0)) == MAX_TRIED
     schedulers.saw(NEAR, chain([entry(NEAR, own=True)], repeat(entry("127.0.0.1:2"))), 0.0)
     assert schedulers.addresses == (NEAR, "127.0.0.1:2")
-
-
-def test_looks_are_rare_and_rarer_where_there_is_no_directory() -> None:
-    schedulers = KnownSchedulers([NEAR], PLAIN, "safe")
-    times = [now for now in range(1000) if schedulers.is_time_to_look(float(now))]
-    assert times == [now for now in range(1000) if now % LOOK_EVERY_S == 0]
-    schedulers.has_none(NEAR, 1000.0)
-    times = [now for now in range(1000, 2000) if schedulers.is_time_to_look(float(now))]
-    assert times[0] == 1000 + NO_DIRECTORY_S
-    off = KnownSchedulers([NEAR], PLAIN, "off")
-    assert not off.is_time_to_look(1e9)
 
 
 def test_calls_go_by_the_load_that_the_directory_tells_and_last_to_those_that_drain() -> None:
