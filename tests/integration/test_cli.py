@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import paceline
 import pytest
 
+from tests.support.checkout import environment
+from tests.support.ports import kept_port
 from tests.support.serve import Serve, gone, run, serving
 
 
@@ -26,6 +29,16 @@ def test_generate_finds_the_service_by_the_environment(shared: Serve) -> None:
     assert events[-1]["usage"]["completion_tokens"] == len(
         [token for event in events for token in event.get("token_ids", [])]
     )
+
+
+def test_generate_waits_for_a_stack_that_is_only_starting(tmp_path: Path) -> None:
+    port = str(kept_port())
+    command = [sys.executable, "-m", "paceline", "serve", "--backend", "oracle", "--port", port]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as serve:
+        result = run("generate", "hello", "-m", "8", "-a", f"127.0.0.1:{port}")
+        serve.terminate()
+    assert result.returncode == 0, result.stderr
+    assert f"waiting for process {serve.pid}, which is starting" in result.stderr
 
 
 def test_status_shows_both_processes(shared: Serve) -> None:

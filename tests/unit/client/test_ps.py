@@ -34,7 +34,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process whose command line is one of ours."""
     with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)", "paceline serve"]
+        [sys.executable, "-c", "import time; time.sleep(600)", "paceline", "serve"]
     ) as process:
         yield process
         process.kill()
@@ -43,10 +43,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 async def test_who_finds_nobody_is_told_which_stacks_run_and_which_are_starting(temporary: Path) -> None:
     nobody = await paceline("status", "--address", "127.0.0.1:1")
     assert nobody.stderr.strip().endswith("`paceline ps` finds nothing here")
-    starting = temporary / "paceline-starting"
-    starting.mkdir()
     with scratch_directory() as directory, sleeper() as process:
-        (starting / "pid").write_text(str(process.pid))
         (directory / "scheduler").write_text("50077\n")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{directory}/scheduler.socket")

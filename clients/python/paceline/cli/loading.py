@@ -6,19 +6,24 @@ import concurrent.futures
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from paceline import errors
+from paceline.channel import is_loopback
 from paceline.cli.common import stderr
+from paceline.cli.scratch import starting
 from paceline.cli.stack import Loading
 from paceline.client import Client
+from paceline.failover import FAILOVER_TIMEOUT_S
+from paceline.types import Status
 
 _INTERVAL_S = 5.0
 _OVER_S = 15.0  # a stage that is reported after this time without a report is that of another load
 _POLL_S = 0.2
+_RECONNECT_S = 3.0  # the channel waits for up to 0.5 s between two tries
 _STATUS_TIMEOUT_S = 5.0
 _PROGRESS = re.compile(r"(.*) \((\d+)%\)")
 """What ListExecutors says of an executor that is loading."""
@@ -75,9 +80,10 @@ def loading_bar() -> Iterator[Loading]:
 def wait_for_model(client: Client) -> None:
     """Wait for a model that is loading, and show how far it is; the scheduler says when it serves.
 
-    Waits as long as the client's calls do by themselves. Raises PacelineError.
+    Waits as long as the client's calls do by themselves, and before for a scheduler of this machine that a
+    `paceline serve` of this user is starting. Raises PacelineError.
     """
-    if client.status(timeout_s=_STATUS_TIMEOUT_S).state != "loading":
+    if _first_status(client).state != "loading":
         return
     with loading_bar() as show, concurrent.futures.ThreadPoolExecutor(1) as thread:
         served = thread.submit(client.model_info)
@@ -89,6 +95,26 @@ def wait_for_model(client: Client) -> None:
             client.close()  # ends the call
             raise
         served.result()
+
+
+def _first_status(client: Client) -> Status:
+    """The scheduler's status, as soon as it listens if it may be one that starts. Raises PacelineError."""
+    on_this_machine = all(map(is_loopback, client.addresses))
+    until, last = 0.0, time.monotonic() + FAILOVER_TIMEOUT_S
+    with ExitStack() as shown:
+        show: Loading | None = None
+        while True:
+            if begins := starting() if on_this_machine else []:
+                until = min(time.monotonic() + _RECONNECT_S, last)
+            try:
+                return client.status(timeout_s=_STATUS_TIMEOUT_S)
+            except errors.Unavailable as error:
+                if error.reason or time.monotonic() >= until:
+                    raise
+            if begins:
+                show = show or shown.enter_context(loading_bar())
+                show(f"waiting for process {begins[0]}, which is starting", 0.0)
+            time.sleep(_POLL_S)
 
 
 def _progress(client: Client) -> tuple[str, float]:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _PREFIX = "paceline-"
@@ -61,23 +62,36 @@ def stack_directories() -> Iterator[tuple[int, Path]]:
 
 def what_runs() -> str:
     """A sentence for who found nobody at an address: where this user's stacks are, and which are starting."""
-    at: set[int] = set()
-    starting: set[int] = set()
-    for pid, directory in stack_directories():
-        if (port := port_of(front_files(directory))) is not None:
-            at.add(port)
-        elif _is_ours(pid):
-            starting.add(pid)
+    at = set(_served().values())
     parts = [f"port {port} of this machine is served" for port in sorted(at)[:_NAMED]]
-    parts += [f"process {pid} is starting, wait until it serves" for pid in sorted(starting)[:_NAMED]]
+    parts += [f"process {pid} is starting, wait until it serves" for pid in starting()[:_NAMED]]
     return f"Found by `paceline ps`: {'; '.join(parts)}" if parts else "`paceline ps` finds nothing here"
 
 
-def _is_ours(pid: int) -> bool:
-    try:
-        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def starting() -> list[int]:
+    """Processes of `paceline serve` that take no requests yet: this user's, and where Linux lists them.
+
+    Those with another temporary directory are left out: theirs does not tell when they serve.
+    """
+    served, here = _served(), os.environ.get("TMPDIR", "")
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if not any(one.endswith(b"paceline") and two == b"serve" for one, two in pairwise(words)):
+                continue
+            # Only its user may read it.
+            environment = (process / "environ").read_bytes().split(b"\0")
+            there = next((one[7:] for one in environment if one.startswith(b"TMPDIR=")), b"")
+            if os.fsdecode(there) == here and int(process.name) not in served:
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def _served() -> dict[int, int]:
+    """The port at which each stack's process takes requests."""
+    ports = ((pid, port_of(front_files(directory))) for pid, directory in stack_directories())
+    return {pid: port for pid, port in ports if port is not None}
 
 
 def front_files(directory: Path) -> ChildFiles:
