@@ -23,8 +23,10 @@ raises InvalidRequest too; an argument of a wrong *type* raises TypeError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -32,6 +34,11 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 _STATUS_DETAILS = "grpc-status-details-bin"
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (?:ipv[46]:)?(?P<address>\S+?): (?P<cause>.+)",
+    re.DOTALL,
+)
+"""What gRPC says of an address at which it could not connect."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
@@ -238,6 +245,9 @@ def _make(
 ) -> PacelineError:
     kind = BY_CODE.get(code, InternalError)
     text = message or code.name
+    if kind is Unavailable and (found := _NO_CONNECTION.fullmatch(text)):
+        cause = found["cause"].removeprefix("Failed to connect to remote host: ")
+        text = f"failed to connect to {unquote(found['address'])}: {cause}"
     if issubclass(kind, RetryLater):
         return kind(text, code=code, reason=reason, metadata=metadata, retry_after_s=retry_after_s)
     return kind(text, code=code, reason=reason, metadata=metadata)

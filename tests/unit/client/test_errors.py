@@ -49,3 +49,25 @@ def test_broken_details_do_not_hide_the_status() -> None:
 
 def test_a_cancellation_that_no_service_explains_is_a_lost_connection() -> None:
     assert isinstance(errors.from_status(grpc.StatusCode.CANCELLED, "CANCELLED"), errors.Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to"
+            " remote host: Connection refused",
+            "failed to connect to 127.0.0.1:9: Connection refused",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:9: Ssl handshake"
+            " failed: bad",
+            "failed to connect to [::1]:9: Ssl handshake failed: bad",
+        ),
+        ("failed to connect to all addresses", "failed to connect to all addresses"),
+    ],
+)
+def test_a_missing_connection_is_told_by_its_address_and_cause(said: str, told: str) -> None:
+    error = errors.from_status(grpc.StatusCode.UNAVAILABLE, said)
+    assert isinstance(error, errors.Unavailable)
+    assert str(error) == told
