@@ -214,7 +214,7 @@ class Runtime:
         if adapts:
             backend.offer_adapters(config.adapter_slots, config.adapter_memory)
         tokenizer = backend.tokenizer() if info.has_tokenizer else None
-        self._progress("grammars", 1.0)
+        self._progress("preparing grammars", 1.0)
         grammars = grammar_compiler(tokenizer, info) if info.can_sample else None
         pages = self._pages()
         limits = Limits(
@@ -243,7 +243,7 @@ class Runtime:
             can_score=info.can_score,
             hidden_size=info.hidden_size if info.can_pool else 0,
         )
-        self._progress("KV pages", 1.0)
+        self._progress("allocating KV pages", 1.0)
         backend.allocate(pages + 1, config.page_size)  # page 0 is scratch
         backend.capture(config.max_rows, config.max_step_tokens, self._progress)
         leases = Leases(default_s=config.lease_ms / 1000)

@@ -99,7 +99,6 @@ class TorchBackend:
                 self._load(progress)
             progress("warming up", 0.0)
             compile_kernels(self.model, self._shard, self.info.context_length)
-        progress("ready", 1.0)
 
     def _load(self, progress: Progress) -> None:
         progress("opening model", 0.0)

@@ -24,7 +24,7 @@ from paceline import aio
 from paceline.channel import PLAINTEXT
 from paceline.chat import Message
 from paceline.cli.common import console, run
-from paceline.cli.load import Trace, decode_rate, summarize
+from paceline.cli.load import Trace, summarize
 from paceline.cli.loading import loading_bar
 from paceline.cli.serve import say, stack_config
 from paceline.cli.stack import StackConfig, starting
@@ -44,6 +44,10 @@ _PROMPTS = (
 _REFRESH_S = 0.1
 _STATUS_TIMEOUT_S = 5.0
 _PANEL_LINES = 5
+_COLUMNS = (
+    "milliseconds, as the client saw them. TTFT: until the first token; ITL: between two tokens,"
+    " of half (p50) and of all but one in a hundred (p99)"
+)
 
 
 @dataclass(slots=True)
@@ -200,7 +204,7 @@ def _status_line(status: Status, streams: Iterable[_Stream]) -> Text:
 def _closing_table(
     streams: list[_Stream], before: executor_pb2.GetStatusResponse, after: executor_pb2.GetStatusResponse
 ) -> Table:
-    table = Table(title="What it took", caption="times in milliseconds, as the client saw them")
+    table = Table(title="What it took", caption=_COLUMNS)
     for name in ("prompt", "tokens", "TTFT", "ITL p50", "ITL p99", "ended by"):
         table.add_column(name, justify="left" if name in ("prompt", "ended by") else "right")
     for stream in streams:
@@ -214,7 +218,7 @@ def _closing_table(
             end.reason.value if end else "-",
         )
     traces = [stream.trace for stream in streams]
-    figures, rate = summarize([traces]), decode_rate(traces)
+    figures = summarize([traces])
     steps = after.steps - before.steps
     table.add_section()
     table.add_row(
@@ -223,7 +227,7 @@ def _closing_table(
         f"{figures.ttft_ms.p50:.0f}",
         f"{figures.itl_ms.p50:.1f}",
         f"{figures.itl_ms.p99:.1f}",
-        f"{figures.tokens_per_s:.0f} tokens/s" + (f", {rate:.0f} while all decode" if rate else ""),
+        f"{figures.tokens_per_s:.0f} tokens/s",
     )
     table.add_row(
         "batches",
