@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import inspect
 import io
 import json
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from paceline import errors, responses
 from paceline.channel import PLAINTEXT
-from paceline.cli import answer
+from paceline.cli import answer, serve
 from paceline.cli.app import app
 from paceline.cli.common import advice, console
 from paceline.cli.status import table
@@ -52,6 +53,23 @@ def test_every_command_explains_itself(cli: CliRunner, command: str) -> None:
     result = cli.invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
+
+
+def test_the_terminal_breaks_the_lines_of_the_help_and_examples_keep_theirs(
+    cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    output = cli.invoke(app, ["serve", "--help"]).output
+    for paragraph in inspect.cleandoc(serve.serve.__doc__ or "").split("\n\n")[1:]:
+        lines = paragraph.splitlines() if paragraph.startswith(" ") else [paragraph.replace("\n", " ")[:150]]
+        assert all(line.strip() in output for line in lines)
+
+
+@pytest.mark.parametrize("command", ["generate", "score"])
+def test_a_text_without_quotes_is_told_of_them(cli: CliRunner, command: str) -> None:
+    result = cli.invoke(app, [command, "what", "is", "this"])
+    assert result.exit_code == 2
+    assert "(is this): put the text in quotes" in result.stderr
 
 
 @pytest.mark.parametrize(

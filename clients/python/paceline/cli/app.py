@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
@@ -47,6 +48,21 @@ _WIDE = shutil.get_terminal_size().columns >= 60
 """Whether the terminal has room for the panels of --help; in fewer columns they cut off their own words."""
 
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of the click that this typer uses
+
+
+class _OneText(TyperCommand):
+    """A command with one text, which users forget to quote."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if "unexpected extra argument" in str(error):
+                ctx.fail(f"{error}: put the text in quotes")
+            raise
+
+
 class _Serve(TyperCommand):
     """`serve`, whose users type settings of the services as if they were its own options."""
 
@@ -68,6 +84,10 @@ class _Commands(TyperGroup):
     Before a command, while its error is printed, and at the end of the process it ends that at once.
     """
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        _flow(self)
+
     def invoke(self, ctx: Any) -> Any:
         before = signal.getsignal(signal.SIGINT)
         if before is signal.SIG_DFL:  # of `paceline.cli.main`
@@ -79,6 +99,15 @@ class _Commands(TyperGroup):
         finally:
             if before is signal.SIG_DFL:
                 signal.signal(signal.SIGINT, before)
+
+
+def _flow(command: Any) -> None:
+    """Let the terminal break the lines of the help, of commands below too; indented lines are examples."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    flowing = (one if one.startswith(" ") else one.replace("\n", " ") for one in paragraphs)
+    command.help = "\n\n".join(flowing)
+    for below in getattr(command, "commands", {}).values():
+        _flow(below)
 
 
 app = typer.Typer(
@@ -111,9 +140,9 @@ app.command(rich_help_panel="Serve")(loads.unload)
 app.command(rich_help_panel="Serve")(token.token)
 app.add_typer(adapters.adapters, name="adapters", rich_help_panel="Serve")
 app.add_typer(fleet.fleet, name="fleet", rich_help_panel="Serve")
-app.command(rich_help_panel="Talk")(generate.generate)
+app.command(rich_help_panel="Talk", cls=_OneText)(generate.generate)
 app.command(rich_help_panel="Talk")(chat.chat)
-app.command(rich_help_panel="Evaluate")(score.score)
+app.command(rich_help_panel="Evaluate", cls=_OneText)(score.score)
 app.command(rich_help_panel="Evaluate")(embed.embed)
 app.command(rich_help_panel="Evaluate")(rerank.rerank)
 app.command(rich_help_panel="Look")(status.status)
