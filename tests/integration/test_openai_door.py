@@ -284,6 +284,11 @@ async def test_what_can_not_be_done_is_refused_by_name(door: Door) -> None:
     assert (answer.status, answer.error["param"]) == (400, "messages[0].content[0].type")
     unknown = await door.chat("x", model="another")
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    meant = "; did you mean /v1/chat/completions?"
+    for path, said in (("/chat/completions", meant), ("/v1/chats", "(POST /v1/chats)")):
+        elsewhere = await door.ask(path, {"messages": []})
+        assert (elsewhere.status, elsewhere.error["code"]) == (404, "unknown_url")
+        assert elsewhere.error["message"].endswith(said)
 
 
 async def test_what_no_context_holds_is_refused_as_too_long(door: Door) -> None:

@@ -27,7 +27,7 @@ from paceline_openai.json_body import read_object
 from paceline_openai.metrics import CONTENT_TYPE, Metrics
 from paceline_openai.origins import Origins
 from paceline_openai.refusals import Refusal, bad, from_error
-from paceline_openai.routes import Endpoint, endpoint_of
+from paceline_openai.routes import Endpoint, endpoint_of, versioned
 from paceline_openai.settings import Bounds
 from paceline_openai.timeline import TimelinePage
 from paceline_openai.vocabulary import Vocabularies
@@ -125,7 +125,8 @@ class Gateway:
         if endpoint is None:
             page = self._open.get(exchange.path)
             if page is None:
-                text = f"Invalid URL ({exchange.method} {exchange.path[:200]})"
+                path = exchange.path[:200]
+                text = f"Invalid URL ({exchange.method} {path}){versioned(path)}"
                 raise Refusal(HTTPStatus.NOT_FOUND, text, code="unknown_url")
             if exchange.method not in ("GET", "HEAD"):
                 raise _not_allowed(exchange, "GET")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from service_kit.known import similar
+
 from paceline_openai.refusals import Refusal, bad
 
 Kind: TypeAlias = Callable[[Any, str], Any]
@@ -50,9 +52,8 @@ class Table:
         for name, value in body.items():
             field = self.fields.get(name)
             if field is None:
-                raise bad(
-                    name[:80], f"Unrecognized request argument supplied: {name[:80]}", "unknown_parameter"
-                )
+                text = f"Unrecognized request argument supplied: {name[:80]}{similar(name[:80], self.fields)}"
+                raise bad(name[:80], text, "unknown_parameter")
             if value is None:
                 continue
             if field.kind is not None:
@@ -192,4 +193,5 @@ def only(value: Mapping[str, Any], name: str, *known: str) -> None:
     """Raises Refusal if an object has a field that is not known and not null."""
     for key, inner in value.items():
         if key not in known and inner is not None:
-            raise bad(f"{name}.{key[:80]}", f"{name}.{key[:80]} is not supported here", "unknown_parameter")
+            where = f"{name}.{key[:80]}"
+            raise bad(where, f"{where} is not supported here{similar(key[:80], known)}", "unknown_parameter")

@@ -64,3 +64,8 @@ def endpoint_of(path: str) -> Endpoint | None:
     if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
         return _BY_PATH["/v1/models/{model}"]
     return _BY_PATH.get(path) if "{" not in path else None
+
+
+def versioned(path: str) -> str:
+    """A suggestion to append to an error message about a path: the same below /v1, if that is an endpoint."""
+    return f"; did you mean /v1{path}?" if endpoint_of(f"/v1{path}") else ""

@@ -15,9 +15,14 @@ _KUBERNETES_VARIABLE = re.compile(r"(^|_)(service_(host|port)|port_\d+_(tcp|udp)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
+    """A suggestion to append to an error message about a setting: a similar name, or what became of it."""
     if name.lower().lstrip("-").replace("-", "_").removeprefix("paceline_scheduler_").startswith("gateway_"):
         return _GONE
+    return similar(name, known)
+
+
+def similar(name: str, known: Collection[str]) -> str:
+    """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
     given, sought = name.lower(), {one.lower(): one for one in sorted(known, reverse=True)}
     beginnings = {one[: len(given)]: whole for one, whole in sought.items()}
     for names in (sought, beginnings):  # of a long name, many type the beginning

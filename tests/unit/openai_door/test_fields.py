@@ -73,6 +73,8 @@ def test_an_unknown_field_and_a_missing_one_are_refused(path: str) -> None:
     with pytest.raises(Refusal) as refused:
         TABLES[path].read({"tempratur": 1})
     assert (refused.value.param, refused.value.code) == ("tempratur", "unknown_parameter")
+    meant = "; did you mean temperature?" if "temperature" in TABLES[path].fields else "tempratur"
+    assert refused.value.message.endswith(meant)
     required = [name for name, field in TABLES[path].fields.items() if field.required]
     if required:
         with pytest.raises(Refusal) as refused:
