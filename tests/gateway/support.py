@@ -20,7 +20,9 @@ BEHIND_A_GATEWAY = ("-S", "failover-timeout-s=2", "-S", "heartbeat-timeout-s=2")
 
 def url_of(serve: Serve) -> str:
     """Where a `serve --openai` offers the OpenAI API."""
-    return serve.wait_for(r"OpenAI API at (http://[^\s,]+/v1)")[0]
+    url = serve.wait_for(r"OpenAI API at (http://[^\s,]+/v1)")[0]
+    assert serve.wait_for(r"Chat page at (\S+)") == [url.removesuffix("v1")]
+    return url
 
 
 class BackStack:

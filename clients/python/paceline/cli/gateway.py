@@ -108,8 +108,7 @@ async def _keep(
         if stop.is_set():
             return
         raise
-    url = launch.url(children[0].port)
-    stderr.print(f"OpenAI API at {url}. Ctrl-C stops.", highlight=False, soft_wrap=True)
+    launch.announce(children[0].port, ". Ctrl-C stops.")
     keeping = [asyncio.create_task(child.keep_running()) for child in children]
     stopping = asyncio.create_task(stop.wait())
     telling = asyncio.create_task(tell_readiness(lambda: is_ready(directory / "gateway.socket"), schedulers))

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline.channel import is_loopback
-from paceline.cli.common import fail
+from paceline.cli.common import fail, stderr
 from paceline.cli.services import command, require
 from paceline.cli.supervisor import Child, Say
 from paceline.cli.watch import watch_gateway
@@ -91,9 +91,17 @@ class GatewayLaunch:
 
     def url(self, port: int) -> str:
         """The base URL for clients on this machine."""
+        return f"{self._root(port)}/v1"
+
+    def announce(self, port: int, note: str = "") -> None:
+        """Say on stderr where the API is, with `note` behind it, and where its chat page."""
+        stderr.print(f"OpenAI API at [bold]{self.url(port)}[/]{note}", highlight=False, soft_wrap=True)
+        stderr.print(f"Chat page at [bold]{self._root(port)}/[/]", highlight=False, soft_wrap=True)
+
+    def _root(self, port: int) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         scheme = "https" if self.tls else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def gateway_launch(

@@ -363,12 +363,7 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
     )
     if config.gateway is not None:
         demanded = config.client_token or "--tokens-file" in " ".join(config.scheduler_options)
-        stderr.print(
-            f"OpenAI API at [bold]{config.gateway.url(stack.gateways[0].port)}[/]"
-            + ("" if demanded else ", without a key"),
-            highlight=False,
-            soft_wrap=True,
-        )
+        config.gateway.announce(stack.gateways[0].port, "" if demanded else ", without a key")
 
 
 async def _tell_what_to_try(stack: Stack) -> None:

@@ -15,7 +15,7 @@ from service_kit.model_name import model_name
 
 from paceline.bounded_files import read_bounded
 from paceline.channel import is_loopback
-from paceline.cli.common import fail, stderr
+from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
@@ -104,8 +104,14 @@ def announce_models(stacks: ModelStacks, port_file: Path | None) -> None:
         soft_wrap=True,
     )
     if (gateway := stacks.config.gateway) is not None:
-        url = gateway.url(stacks.gateways[0].port)
-        stderr.print(f"OpenAI API at [bold]{url}[/]", highlight=False, soft_wrap=True)
+        gateway.announce(stacks.gateways[0].port)
+    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    first = (up or rest)[0]
+    stderr.print(
+        f'[dim]Try: paceline ps; paceline generate{where} --model {first} --chat "Why is the sky blue?"[/]',
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _is_file_of_models(given: str) -> bool:
