@@ -217,15 +217,23 @@ class FairQueue:
 
     def remove(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue. Raises KeyError if it is not queued."""
+        self._waits.leave(sequence, *self._take_out(sequence))
+
+    def hold(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of the queue that goes on waiting, for what another one computes."""
+        self._waits.hold_back(sequence, *self._take_out(sequence))
+
+    def _take_out(self, sequence: LiveSequence) -> tuple[SequenceQueue, bool]:
+        """The rest of its account's queue, and whether it was the first there."""
         account = sequence.live.account
         queue = self._queues[account]
         was_first = queue[0] is sequence if queue else False
         queue.remove(sequence)
-        self._waits.leave(sequence, queue, was_first=was_first)
         self._count -= 1
         self.queued_tokens -= len(sequence.tokens)
         if not queue:
             account.version += 1
+        return queue, was_first
 
     def __len__(self) -> int:
         return self._count

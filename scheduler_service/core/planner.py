@@ -17,12 +17,14 @@ from scheduler_service.core.preemption import victims_for_pages, victims_for_sha
 from scheduler_service.core.prompt_budget import PromptBudget
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.schedule import Schedule, ScheduledFork, ScheduledOpening, ScheduledRow
-from scheduler_service.core.sequence import LiveSequence
+from scheduler_service.core.sequence import Key, LiveSequence
 from scheduler_service.core.sequence_pool import SequencePool
 from scheduler_service.core.speculation.step_time import StepTime
 from scheduler_service.core.states import SequenceState
 from scheduler_service.core.waiting.reasons import WaitReason
 
+MAX_HELD = 64
+"""Sequences that a plan holds back at most: however many wait for one beginning, a plan takes no longer."""
 _RANK = {
     WaitReason.SEATS: 1,
     WaitReason.OTHER_STEP_SHARE: 2,
@@ -70,6 +72,7 @@ class StepBuilder:
         self._prompts = PromptBudget(self.schedule, limits, step_time)
         self.reserve = 0  # pages kept for the prompts and the next token of running sequences
         self.stalled: list[LiveSequence] = []  # with a cache, and without pages for their next row
+        self._held = 0  # in this step
         self._feeds_prompt = False  # a prompt that had begun has tokens in the step
         # Why no further sequence is started, which is next, and how much it needs and finds of what it lacks.
         self.reason = WaitReason.NONE
@@ -315,6 +318,12 @@ class StepBuilder:
                 return
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
+            if not force and self._awaits_beginning(sequence):
+                if self._held == MAX_HELD:
+                    self._block(sequence, WaitReason.PREFIX)
+                    return
+                self._held += 1
+                continue
             if not self._fits_step(sequence):
                 self._block_for_step(sequence)
                 return
@@ -341,6 +350,17 @@ class StepBuilder:
             self._slots.started(sequence.live.request.adapter)
             force = False
         self._block(None, WaitReason.ADAPTER_SLOT, 1)
+
+    def _awaits_beginning(self, sequence: LiveSequence) -> bool:
+        """Whether one before it in turn is computing the beginning of its prompt: then it is held."""
+        if sequence.is_behind:
+            return False
+        found = self._pool.beginnings.awaited(sequence, self._limits.page_size)
+        if found is None or _turn(sequence) < _turn(found[0]):
+            return False
+        if self._held < MAX_HELD:
+            self._pool.hold(sequence, *found)
+        return True
 
     def _fits_step(self, sequence: LiveSequence) -> bool:
         """Whether the step has tokens, time and room in its answer for a part of a queued sequence."""
@@ -421,3 +441,8 @@ class StepBuilder:
         row = ScheduledRow(sequence, length, need, tokens=(sequence.tokens[length],))
         self.schedule.add_fork(fork, source, row)
         return True
+
+
+def _turn(sequence: LiveSequence) -> tuple[float, Key]:
+    """Whose prompt gets tokens of a step first: the one with the lowest."""
+    return sequence.live.account.counter, sequence.key

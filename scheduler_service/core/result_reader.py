@@ -147,7 +147,7 @@ class ResultReader:
         self._note_hit(sequence, answer)
         self._counters.prefilled_tokens += answer.kv_length - max(sequence.kv, answer.cached_length)
         sequence.prefill(now)
-        self._pool.unhold(sequence)
+        self._pool.prefilled(sequence)
 
     def _advanced(self, sequence: LiveSequence, answer: RowAnswer, events: list[Event], now: float) -> None:
         if not sequence.kv < answer.kv_length < len(sequence.tokens):

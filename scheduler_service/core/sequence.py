@@ -232,6 +232,24 @@ class LiveSequence:
         self.leader, self.expected_hit = leader, expected_hit
         leader.followers.append(self)
 
+    def await_beginning(self, leader: LiveSequence, tokens: int) -> None:
+        """Hold it, which is queued, until the leader has computed `tokens` that both begin with."""
+        self.happen(Trigger.HOLD)
+        self.leader, self.expected_hit = leader, tokens
+        leader.followers.append(self)
+
+    def unhold(self) -> None:
+        """It is to be queued. A leader of another request is forgotten: chains of them would never end."""
+        self.happen(Trigger.QUEUE)
+        if self.leader is not None and self.leader.live is not self.live:
+            self.leader = None
+
+    def needs(self, leader: LiveSequence) -> bool:
+        """Whether it still has to wait for what the leader computes."""
+        if leader.state in (SequenceState.RUNNING, SequenceState.ENDED):
+            return False
+        return leader.live is self.live or leader.cache_id > 0
+
     def open(self, cache_id: int, now: float) -> None:
         """Give it a cache, which the next step opens. Raises IllegalEvent."""
         self.happen(Trigger.OPEN)

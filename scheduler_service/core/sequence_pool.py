@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.adapter_slots import UsedSlots
+from scheduler_service.core.beginnings import Beginnings
 from scheduler_service.core.fair_queue import FairQueue
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
@@ -27,6 +28,7 @@ class SequencePool:
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
         self.releases: list[int] = []  # cache ids, for the next plan
         self.release_at = 0.0  # when a step is sent for them alone, if nothing is queued
+        self.beginnings = Beginnings()
         self.slots = UsedSlots()  # of the adapters of `running`
         self.preemptions = 0
         self.held = 0  # sequences in state HELD
@@ -48,8 +50,11 @@ class SequencePool:
 
     def open(self, sequence: LiveSequence, now: float) -> int:
         """Move a queued sequence to the running ones, with a new cache id, which is returned."""
+        computes = sequence.source is None
         sequence.open(self._last_cache_id + 1, now)
         self._last_cache_id += 1
+        if computes:
+            self.beginnings.begins(sequence)
         self.queue.admitted(sequence)
         self.running.add(sequence)
         self.slots.hold(sequence.live.request.adapter)
@@ -60,6 +65,7 @@ class SequencePool:
         sequence.happen(Trigger.EVICT)
         self._drop_cache(sequence)
         self.queue.add(sequence)
+        self.unhold(sequence)
 
     def preempt(self, sequence: LiveSequence) -> None:
         """Requeue a running sequence so that others get its pages."""
@@ -89,16 +95,33 @@ class SequencePool:
         sequence.wait.course.end(self.waits.now)
         self.unhold(sequence)
 
+    def hold(self, sequence: LiveSequence, leader: LiveSequence, tokens: int) -> None:
+        """Take a sequence out of the queue until the leader has computed `tokens` that both begin with."""
+        self.queue.hold(sequence)
+        sequence.await_beginning(leader, tokens)
+        self.held += 1
+        self.held_tokens += len(sequence.tokens)
+
+    def prefilled(self, sequence: LiveSequence) -> None:
+        """All of a running sequence's known tokens are computed."""
+        self.beginnings.ends(sequence, computed=True)
+        self.unhold(sequence)
+
     def unhold(self, leader: LiveSequence) -> None:
-        """Queue those that are held: their leader has computed the prefix that they share, or has ended."""
-        for sequence in leader.followers:
-            if sequence.state is SequenceState.HELD:
+        """Queue those that are held and need not wait for their leader any longer."""
+        if not leader.followers:
+            return
+        held = [one for one in leader.followers if one.state is SequenceState.HELD]
+        leader.followers = [one for one in held if one.needs(leader)]
+        for sequence in held:
+            if not sequence.needs(leader):
                 self._count_out(sequence)
-                sequence.happen(Trigger.QUEUE)
+                sequence.unhold()
                 self.queue.add(sequence)
 
     def lose_all(self) -> None:
         """Requeue all running sequences: their caches are lost with the executor, so none is released."""
+        self.beginnings.forget()
         for sequence in list(self.running):
             computed = sequence.kv
             self.requeue(sequence)
@@ -139,6 +162,7 @@ class SequencePool:
         Charging looks at running sequences alone, so this is the last time. The caller sets the state.
         """
         self.queue.settle((sequence,))
+        self.beginnings.ends(sequence, computed=False)
         sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.slots.drop(sequence.live.request.adapter)
@@ -154,6 +178,8 @@ class SequencePool:
         assert len(running) == len(self.running), "a sequence runs twice"
         self.queue.check_integrity(self.running)
         self.slots.check_integrity(s.live.request.adapter for s in self.running)
+        computing = (SequenceState.OPENING, SequenceState.PREFILLING)
+        self.beginnings.check_integrity({s.cache_id for s in running if s.state in computing})
         held = [s for s in sequences if s.state is SequenceState.HELD]
         assert self.held == len(held), "held sequences are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 MIN_SHARED_TOKENS = 32
 """A shorter common prefix is not waited for; and no other prompt is, for so few tokens more."""
-_ID_BYTES = 4
+ID_BYTES = 4
+"""Of a token's id in a prompt that is compared."""
 
 
 class Shared(NamedTuple):
@@ -32,7 +33,7 @@ def leaders(prompts: Sequence[bytes], usable: Sequence[int]) -> list[Shared | No
         at = bisect_left(ordered, (prompt, index))
         best, leader = 0, -1
         for _, other in ordered[max(0, at - 1) : at + 1]:
-            tokens = min(_common(prompt, prompts[other]), usable[index])
+            tokens = min(common(prompt, prompts[other]), usable[index])
             if tokens > best:
                 best, leader = tokens, other
         # A leader that waits itself is passed over for its own one, unless it has much more in common.
@@ -40,18 +41,18 @@ def leaders(prompts: Sequence[bytes], usable: Sequence[int]) -> list[Shared | No
             if above.tokens < best - MIN_SHARED_TOKENS:
                 break
             best, leader = min(best, above.tokens), above.leader
-        if best >= MIN_SHARED_TOKENS and 2 * best * _ID_BYTES >= len(prompts[leader]):
+        if best >= MIN_SHARED_TOKENS and 2 * best * ID_BYTES >= len(prompts[leader]):
             found[index] = Shared(leader, best)
         insort(ordered, (prompt, index))
     return found
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Number of first tokens that two prompts have in common."""
-    low, high = 0, min(len(one), len(other)) // _ID_BYTES
+def common(one: bytes, other: bytes) -> int:
+    """Number of first tokens that two prompts, of 4 bytes a token, have in common."""
+    low, high = 0, min(len(one), len(other)) // ID_BYTES
     while low < high:  # slices are compared at the speed of memory
         middle = (low + high + 1) // 2
-        if one[low * _ID_BYTES : middle * _ID_BYTES] == other[low * _ID_BYTES : middle * _ID_BYTES]:
+        if one[low * ID_BYTES : middle * ID_BYTES] == other[low * ID_BYTES : middle * ID_BYTES]:
             low = middle
         else:
             high = middle - 1

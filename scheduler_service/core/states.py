@@ -1,5 +1,6 @@
 """The states of a sequence and the transitions between them. Any other transition is illegal.
 
+HELD ◄──HOLD─── QUEUED
 HELD ──QUEUE──► QUEUED ──OPEN──► OPENING ──CHUNK──► PREFILLING ──SAMPLE──► RUNNING
                    ▲                 │ └────────────SAMPLE──────────────────►  │
                    └─────EVICT───────┴──────────EVICT──────┴───────EVICT───────┘
@@ -16,7 +17,7 @@ from scheduler_service.core.errors import IllegalEvent
 class SequenceState(enum.Enum):
     """The state of a sequence."""
 
-    HELD = "held"  # one of n > 1 completions, until the first one has computed their prompt
+    HELD = "held"  # without a cache, until another one has computed what both have in common
     QUEUED = "queued"  # without a cache, until its turn comes
     OPENING = "opening"  # its cache's first row is not answered yet
     PREFILLING = "prefilling"  # has a cache; more than the last token is not computed yet
@@ -27,6 +28,7 @@ class SequenceState(enum.Enum):
 class Trigger(enum.Enum):
     """An event that changes the state of a sequence."""
 
+    HOLD = "hold"  # another one is computing the beginning of its prompt
     QUEUE = "queue"  # it need not be held any longer
     OPEN = "open"  # its opening or fork is planned
     CHUNK = "chunk"  # a part of its known tokens was computed
@@ -36,6 +38,7 @@ class Trigger(enum.Enum):
 
 
 TABLE: dict[tuple[SequenceState, Trigger], SequenceState] = {
+    (SequenceState.QUEUED, Trigger.HOLD): SequenceState.HELD,
     (SequenceState.HELD, Trigger.QUEUE): SequenceState.QUEUED,
     (SequenceState.QUEUED, Trigger.OPEN): SequenceState.OPENING,
     (SequenceState.OPENING, Trigger.CHUNK): SequenceState.PREFILLING,

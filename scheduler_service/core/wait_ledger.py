@@ -63,14 +63,23 @@ class WaitLedger:
                 self.head = sequence
         self._stand(sequence, Standing.FIRST)
 
-    def leave(self, sequence: LiveSequence, queued: SequenceQueue, *, was_first: bool) -> None:
+    def hold_back(self, sequence: LiveSequence, queued: SequenceQueue, was_first: bool) -> None:  # noqa: FBT001
+        """A sequence is held, and was queued. queued: the rest of its account's."""
+        self._stand(sequence, Standing.HELD)
+        self._left(sequence, queued, was_first)
+
+    def leave(self, sequence: LiveSequence, queued: SequenceQueue, was_first: bool) -> None:  # noqa: FBT001
         """A sequence is queued no more: it has a cache, or has ended. queued: the rest of its account's."""
-        wait, was_head = sequence.wait, self.head is sequence
+        wait = sequence.wait
         self._settle(sequence, wait)
         wait.course.waited(wait.sums.times())
         if sequence.cache_id:
             wait.course.turn(Stage.PREFILL, self.now)
         wait.standing, wait.has_run = None, True
+        self._left(sequence, queued, was_first)
+
+    def _left(self, sequence: LiveSequence, queued: SequenceQueue, was_first: bool) -> None:  # noqa: FBT001
+        was_head = self.head is sequence
         if was_head:
             self.head = None
         if not queued:

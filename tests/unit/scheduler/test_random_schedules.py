@@ -14,7 +14,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.core import beginnings
 from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, Request
@@ -39,6 +40,15 @@ from tests.unit.scheduler.grammar_conditions import (
 )
 from tests.unit.scheduler.harness import STEP_S, Harness, check_log, parts
 from tests.unit.scheduler.schedules import BACKENDS, CONTEXT, LATE_BACKENDS, Happening, Schedule, schedules
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_beginnings() -> Iterator[None]:
+    """Prompts wait for beginnings as short as they have them here."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(beginnings, "MIN_AWAITED_TOKENS", 4)
+        yield
+
 
 MAX_STEPS_WITHOUT_PROGRESS = 100
 """Without a new token or an end. A begun output of CONTEXT tokens takes up to 45 steps until its grammar has
