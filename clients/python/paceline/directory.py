@@ -36,6 +36,8 @@ MAX_LOOK_BYTES = 16 << 20
 MESSAGE_BYTES = 64 << 10
 _MAX_REMEMBERED = 1024  # liars, and callers whose looks were refused
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+_NO_HOST = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough|google-c2p):", re.IGNORECASE)
+"""What gRPC takes for a scheme, though a port follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ class KnownSchedulers:
         return {**self._own, **self._learned}
 
     def _may_get_a_token(self, entry: pb.SchedulerEntry, teller: str) -> bool:
-        if not _HOST_PORT.fullmatch(entry.address):
+        if not _HOST_PORT.fullmatch(entry.address) or _NO_HOST.match(entry.address):
             return False  # a socket, a list of addresses, or whatever else gRPC may take for a target
         if self._security.ca_file is not None:
             return bool(entry.tls_name)
