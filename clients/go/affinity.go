@@ -1,7 +1,6 @@
 package paceline
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -81,36 +80,44 @@ func affinityKey(request *schedulerv1.GenerateRequest, own string) []byte {
 	return hash.Sum(nil)
 }
 
-// preference is the indexes of the addresses, that of the scheduler with the highest weight first.
-func preference(key []byte, addresses []string) []int {
-	order := make([]int, len(addresses))
-	weights := make([]uint64, len(addresses))
-	for i, address := range addresses {
-		order[i] = i
+// preference is the addresses, that of the scheduler with the highest weight first.
+func preference(key []byte, addresses []string) []string {
+	order := append([]string{}, addresses...)
+	weights := map[string]uint64{}
+	for _, address := range addresses {
 		hash := sha256.Sum256(append(append([]byte{}, key...), address...))
-		weights[i] = binary.BigEndian.Uint64(hash[:8])
+		weights[address] = binary.BigEndian.Uint64(hash[:8])
 	}
-	sort.SliceStable(order, func(i, j int) bool {
+	sort.Slice(order, func(i, j int) bool {
 		a, b := order[i], order[j]
 		if weights[a] != weights[b] {
 			return weights[a] > weights[b]
 		}
-		return bytes.Compare([]byte(addresses[a]), []byte(addresses[b])) < 0
+		return a < b
 	})
 	return order
 }
 
-// choice is the first of the order whose load is within its share: the client's live calls by address.
-func choice(order []int, loads []int) int {
-	sum := 1
-	for _, load := range loads {
-		sum += load
-	}
-	bound := (5*sum + 4*len(loads) - 1) / (4 * len(loads)) // rounded up
-	for _, address := range order {
-		if loads[address] < bound {
+// choice is the first of the order whose load is within its share: the client's live calls there, and the sequences of
+// all clients that the directory reports. If none is, the former alone count: one that says in vain that it has none
+// gets no more than its share.
+func choice(order []string, live map[string]int, reported func(string) int) string {
+	ours := func(address string) int { return live[address] }
+	least, most := share(order, ours), share(order, reported)
+	fewer := filter(order, func(address string) bool { return ours(address) < least })
+	for _, address := range fewer {
+		if reported(address) < most {
 			return address
 		}
 	}
-	return order[0]
+	return fewer[0]
+}
+
+// share is 1.25 of the mean load with the new call, rounded up: who has as much gets no more.
+func share(order []string, load func(string) int) int {
+	sum := 1
+	for _, address := range order {
+		sum += load(address)
+	}
+	return (5*sum + 4*len(order) - 1) / (4 * len(order))
 }

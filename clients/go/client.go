@@ -21,111 +21,56 @@ package paceline
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/paceline/paceline/clients/go/schedulerv1"
 )
 
-const (
-	// DefaultFailoverTimeout is the time after the loss of a call's scheduler in which the call is sent again.
-	DefaultFailoverTimeout = 30 * time.Second
-
-	maxMessageBytes = 4 << 20
-	connectTimeout  = 3 * time.Second // a frozen scheduler accepts connections and sends nothing
-)
-
 // Client calls one scheduler, or several that serve the same model. Calls are spread over them, requests with the same
-// beginning to the same one (WithAffinityKey), and those that one refuses are tried on the others. A stream whose scheduler dies goes on exactly on another one, or on the
-// same one after its restart. Safe for concurrent use.
+// beginning to the same one (WithAffinityKey), and those that one refuses are tried on the others. A stream whose
+// scheduler dies goes on exactly on another one, or on the same one after its restart. Safe for concurrent use.
 type Client struct {
-	addresses       []string
-	connections     []*grpc.ClientConn
-	schedulers      []schedulerv1.SchedulerServiceClient
-	rotation        *rotation
+	connections     *connections
 	failoverTimeout time.Duration
-	closed          int32 // atomic; 1: Close was called
-}
-
-// Option is an option of NewClient.
-type Option func(*settings)
-
-type settings struct {
-	token           string
-	tls             *tls.Config
-	failoverTimeout time.Duration
-	dial            []grpc.DialOption
-}
-
-// WithToken sends `authorization: Bearer TOKEN` with every call; "" sends none.
-func WithToken(token string) Option { return func(s *settings) { s.token = token } }
-
-// WithTLS encrypts the connections. Without it they are plaintext, which a scheduler accepts on loopback only.
-func WithTLS(config *tls.Config) Option { return func(s *settings) { s.tls = config } }
-
-// WithFailoverTimeout replaces DefaultFailoverTimeout; 0: a call that was lost is tried once on each other address.
-func WithFailoverTimeout(timeout time.Duration) Option {
-	return func(s *settings) { s.failoverTimeout = timeout }
-}
-
-// WithDialOptions adds options of gRPC, such as interceptors; they override the client's own.
-func WithDialOptions(options ...grpc.DialOption) Option {
-	return func(s *settings) { s.dial = append(s.dial, options...) }
 }
 
 // NewClient is a client of the schedulers at these addresses, each host:port. It connects with the first call.
 func NewClient(addresses []string, options ...Option) (*Client, error) {
-	if len(addresses) == 0 {
-		return nil, errors.New("paceline: no address is given")
-	}
 	chosen := settings{failoverTimeout: DefaultFailoverTimeout}
 	for _, option := range options {
 		option(&chosen)
 	}
-	client := &Client{
-		addresses:       append([]string{}, addresses...),
-		rotation:        newRotation(addresses),
-		failoverTimeout: chosen.failoverTimeout,
+	seen := map[string]bool{}
+	given := filter(addresses, func(one string) bool {
+		isNew := !seen[one]
+		seen[one] = true
+		return isNew
+	})
+	if len(given) == 0 {
+		return nil, errors.New("paceline: no address is given")
 	}
-	for _, address := range addresses {
-		connection, err := grpc.Dial(address, chosen.dialOptions()...)
-		if err != nil {
-			client.Close()
-			return nil, err
-		}
-		client.connections = append(client.connections, connection)
-		client.schedulers = append(client.schedulers, schedulerv1.NewSchedulerServiceClient(connection))
+	connections, err := newConnections(given, chosen)
+	if err != nil {
+		return nil, err
 	}
-	return client, nil
+	return &Client{connections: connections, failoverTimeout: chosen.failoverTimeout}, nil
 }
 
 // Close closes the connections; calls under way end.
-func (c *Client) Close() error {
-	atomic.StoreInt32(&c.closed, 1)
-	var failure error
-	for _, connection := range c.connections {
-		if err := connection.Close(); err != nil && failure == nil {
-			failure = err
-		}
-	}
-	return failure
-}
+func (c *Client) Close() error { return c.connections.close() }
 
 // Generate is a stream of events; its first Recv sends the request. The deadline of the context is the request's,
 // which the scheduler honours too.
 func (c *Client) Generate(ctx context.Context, request *schedulerv1.GenerateRequest) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
+	call := wanted{key: c.affinity(ctx, request), model: request.GetModel()}
 	return &Stream{
-		client: c, ctx: ctx, cancel: cancel,
-		attempts:  newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout, c.affinity(ctx, request)),
+		client: c, ctx: ctx, cancel: cancel, leave: func() {},
+		attempts:  c.attempts(c.failoverTimeout, call),
 		resumable: newResumable(identified(request)),
 	}
 }
@@ -133,7 +78,7 @@ func (c *Client) Generate(ctx context.Context, request *schedulerv1.GenerateRequ
 // Complete generates, and waits until all completions have finished. One per index.
 func (c *Client) Complete(ctx context.Context, request *schedulerv1.GenerateRequest) ([]*schedulerv1.Completion, error) {
 	request = identified(request)
-	attempts := newAttempts(c.rotation, time.Now(), c.failoverTimeout, c.failoverTimeout, c.affinity(ctx, request))
+	attempts := c.attempts(c.failoverTimeout, wanted{key: c.affinity(ctx, request), model: request.GetModel()})
 	reply, err := callOn(ctx, c, attempts, schedulerv1.SchedulerServiceClient.GenerateUnary,
 		&schedulerv1.GenerateUnaryRequest{Request: request})
 	if err != nil {
@@ -156,7 +101,7 @@ func (c *Client) Complete(ctx context.Context, request *schedulerv1.GenerateRequ
 
 // affinity is the request's key among several schedulers.
 func (c *Client) affinity(ctx context.Context, request *schedulerv1.GenerateRequest) []byte {
-	if len(c.addresses) == 1 {
+	if c.connections.rotation.count() == 1 {
 		return nil
 	}
 	own, _ := ctx.Value(affinityKeyOf{}).(string)
@@ -191,20 +136,32 @@ func (c *Client) Status(ctx context.Context) (*schedulerv1.GetStatusResponse, er
 // Abort ends live requests of this identity, on all schedulers, and returns the ids of those that it ended.
 // Unknown ids are no error; that no scheduler answered is one.
 func (c *Client) Abort(ctx context.Context, requestIDs ...string) ([]string, error) {
+	attempt, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all, err := c.connections.all(attempt)
+	if err != nil {
+		return nil, fromRPC(ctx, err)
+	}
+	replies, failures := make([]*schedulerv1.AbortResponse, len(all)), make([]error, len(all))
+	var calls sync.WaitGroup
+	for i, one := range all {
+		calls.Add(1)
+		go func(i int, scheduler schedulerv1.SchedulerServiceClient) {
+			defer calls.Done()
+			replies[i], failures[i] = scheduler.Abort(attempt, &schedulerv1.AbortRequest{RequestIds: requestIDs})
+		}(i, one)
+	}
+	calls.Wait()
 	var aborted []string
-	var failure error
 	answers := 0
-	for _, scheduler := range c.schedulers {
-		reply, err := scheduler.Abort(ctx, &schedulerv1.AbortRequest{RequestIds: requestIDs})
-		if err != nil {
-			failure = fromRPC(ctx, err)
-			continue
+	for i, reply := range replies {
+		if failures[i] == nil {
+			answers++
+			aborted = append(aborted, reply.Aborted...)
 		}
-		answers++
-		aborted = append(aborted, reply.Aborted...)
 	}
 	if answers == 0 {
-		return nil, failure
+		return nil, fromRPC(ctx, failures[0])
 	}
 	return aborted, nil
 }
@@ -218,17 +175,28 @@ type method[Request, Reply any] func(
 func call[Request, Reply any](
 	ctx context.Context, c *Client, failoverTimeout time.Duration, send method[Request, Reply], request Request,
 ) (none Reply, _ error) {
-	attempts := newAttempts(c.rotation, time.Now(), failoverTimeout, c.failoverTimeout, nil)
-	return callOn(ctx, c, attempts, send, request)
+	call := wanted{}
+	if named, ok := any(request).(interface{ GetModel() string }); ok {
+		call.model = named.GetModel()
+	}
+	return callOn(ctx, c, c.attempts(failoverTimeout, call), send, request)
+}
+
+// attempts are those of a call that begins now.
+func (c *Client) attempts(failoverTimeout time.Duration, call wanted) *attempts {
+	return newAttempts(c.connections.rotation, time.Now(), failoverTimeout, c.failoverTimeout, call)
 }
 
 func callOn[Request, Reply any](
 	ctx context.Context, c *Client, attempts *attempts, send method[Request, Reply], request Request,
-) (none Reply, _ error) {
+) (reply Reply, _ error) {
+	var none Reply
 	for {
-		attempt, cancel := attempts.begin(ctx)
-		reply, err := send(c.schedulers[attempts.address], attempt, request)
-		cancel()
+		scheduler, attempt, cancel, err := c.connections.begin(ctx, attempts)
+		if err == nil {
+			reply, err = send(scheduler, attempt, request)
+			cancel()
+		}
 		if err == nil {
 			attempts.answered()
 			return reply, nil
@@ -245,7 +213,7 @@ func (c *Client) again(ctx context.Context, attempts *attempts, failure *Error) 
 	if final != nil {
 		return final
 	}
-	if atomic.LoadInt32(&c.closed) == 1 {
+	if c.connections.isClosed() {
 		return failure
 	}
 	if wait == 0 {
@@ -259,45 +227,4 @@ func (c *Client) again(ctx context.Context, attempts *attempts, failure *Error) 
 	case <-ctx.Done():
 		return fromRPC(ctx, ctx.Err())
 	}
-}
-
-func (s *settings) dialOptions() []grpc.DialOption {
-	options := []grpc.DialOption{
-		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes),
-		),
-		// A frozen scheduler keeps its sockets open. gRPC for Go pings every 10 s at most.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 1500 * time.Millisecond}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond,
-			},
-			MinConnectTimeout: connectTimeout,
-		}),
-		grpc.WithUserAgent("paceline-go"),
-	}
-	if s.tls != nil {
-		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(s.tls)))
-	} else {
-		options = append(options, grpc.WithInsecure())
-	}
-	if s.token != "" {
-		// Plain metadata instead of gRPC's call credentials, which refuse plaintext: a token is useful on
-		// loopback too.
-		options = append(options,
-			grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, request, reply interface{},
-				connection *grpc.ClientConn, next grpc.UnaryInvoker, options ...grpc.CallOption) error {
-				return next(s.authorized(ctx), method, request, reply, connection, options...)
-			}),
-			grpc.WithChainStreamInterceptor(func(ctx context.Context, description *grpc.StreamDesc,
-				connection *grpc.ClientConn, method string, next grpc.Streamer, options ...grpc.CallOption,
-			) (grpc.ClientStream, error) {
-				return next(s.authorized(ctx), description, connection, method, options...)
-			}))
-	}
-	return append(options, s.dial...)
-}
-
-func (s *settings) authorized(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.token)
 }

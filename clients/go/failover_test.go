@@ -2,14 +2,11 @@ package paceline
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-
-	"github.com/paceline/paceline/clients/go/schedulerv1"
 )
 
 var (
@@ -19,33 +16,8 @@ var (
 	refused   = &Error{Code: codes.Unavailable, Message: "connection error: connection refused"}
 )
 
-func TestAnAddressThatIsDownComesLastForAWhileAndLongerEachTime(t *testing.T) {
-	rotation := newRotation(addresses[:2])
-	firsts := func(now time.Time) map[int]bool {
-		found := map[int]bool{}
-		for i := 0; i < 4; i++ {
-			found[rotation.order(now, nil)[0]] = true
-		}
-		return found
-	}
-	expect := func(after time.Duration, want map[int]bool) {
-		t.Helper()
-		if found := firsts(start.Add(after)); fmt.Sprint(found) != fmt.Sprint(want) {
-			t.Fatalf("after %s: %v, not %v", after, found, want)
-		}
-	}
-	rotation.markDown(0, start)
-	rotation.markDown(0, start.Add(500*time.Millisecond)) // another call has found out too
-	expect(999*time.Millisecond, map[int]bool{1: true})
-	expect(time.Second, map[int]bool{0: true, 1: true})
-	rotation.markDown(0, start.Add(time.Second))
-	expect(2999*time.Millisecond, map[int]bool{1: true})
-	rotation.markUp(0)
-	expect(2999*time.Millisecond, map[int]bool{0: true, 1: true})
-}
-
 func TestWhatAllAddressesRefuseIsTheCallersWithTheSoonestHint(t *testing.T) {
-	attempts := newAttempts(newRotation(addresses[:3]), start, time.Minute, 0, nil)
+	attempts := newAttempts(newRotation(addresses[:3]), start, time.Minute, 0, wanted{})
 	for _, hint := range []time.Duration{0, 2 * time.Second} {
 		full := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL", RetryAfter: hint}
 		if wait, err := attempts.failed(full, start); wait != 0 || err != nil {
@@ -59,7 +31,7 @@ func TestWhatAllAddressesRefuseIsTheCallersWithTheSoonestHint(t *testing.T) {
 }
 
 func TestALostCallWaitsForItsSchedulerButNotForEver(t *testing.T) {
-	attempts := newAttempts(newRotation(addresses[:1]), start, 10*time.Second, 0, nil)
+	attempts := newAttempts(newRotation(addresses[:1]), start, 10*time.Second, 0, wanted{})
 	now := start
 	wait, err := attempts.failed(broken, now)
 	for err == nil {
@@ -72,7 +44,7 @@ func TestALostCallWaitsForItsSchedulerButNotForEver(t *testing.T) {
 }
 
 func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
-	attempts := newAttempts(newRotation(addresses[:1]), start, time.Minute, 0, nil)
+	attempts := newAttempts(newRotation(addresses[:1]), start, time.Minute, 0, wanted{})
 	for i := 1; i < maxLosses; i++ {
 		if _, err := attempts.failed(broken, start); err != nil {
 			t.Fatal(i, err)
@@ -85,7 +57,7 @@ func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
 
 func TestAStreamThatEndedOtherwiseIsNotSentAgain(t *testing.T) {
 	for _, code := range []codes.Code{codes.Aborted, codes.Internal, codes.DeadlineExceeded, codes.ResourceExhausted} {
-		attempts := newAttempts(newRotation(addresses[:2]), start, time.Minute, 0, nil)
+		attempts := newAttempts(newRotation(addresses[:2]), start, time.Minute, 0, wanted{})
 		attempts.answered()
 		failure := &Error{Code: code}
 		if _, err := attempts.failed(failure, start); err != failure {
@@ -97,38 +69,18 @@ func TestAStreamThatEndedOtherwiseIsNotSentAgain(t *testing.T) {
 func TestACallRefusedForAModelThatLoadsWaitsThereOnce(t *testing.T) {
 	loading := &Error{Code: codes.Unavailable, Reason: "NOT_READY", RetryAfter: time.Second}
 	full := &Error{Code: codes.ResourceExhausted, Reason: "QUEUE_FULL"}
-	attempts := newAttempts(newRotation(addresses[:2]), start, time.Minute, 5*time.Second, nil)
+	attempts := newAttempts(newRotation(addresses[:2]), start, time.Minute, 5*time.Second, wanted{})
 	if _, err := attempts.failed(loading, start); err != nil || attempts.waits {
 		t.Fatalf("the second address is not asked first: %v", err)
 	}
-	if wait, err := attempts.failed(full, start); err != nil || wait != 0 || !attempts.waits || attempts.address != 0 {
-		t.Fatalf("the call does not wait at the scheduler that is loading: %v, address %d", err, attempts.address)
+	if wait, err := attempts.failed(full, start); err != nil || wait != 0 || !attempts.waits || attempts.address != addresses[0] {
+		t.Fatalf("the call does not wait at the scheduler that is loading: %v, address %s", err, attempts.address)
 	}
-	ctx, cancel := attempts.begin(context.Background())
-	defer cancel()
-	sent, _ := metadata.FromOutgoingContext(ctx)
+	sent, _ := metadata.FromOutgoingContext(attempts.metadata(context.Background()))
 	if got := sent.Get(waitKey); len(got) != 1 || got[0] != "5000" {
 		t.Fatalf("metadata %v", sent)
 	}
 	if _, err := attempts.failed(loading, start); err != loading {
 		t.Fatalf("it waits twice: %v", err)
-	}
-}
-
-func TestACallsKeyDecidesWhereItBeginsUnlessTooManyOfTheClientsCallsAreThere(t *testing.T) {
-	key := affinityKey(&schedulerv1.GenerateRequest{Prompt: Text("hello")}, "") // its order: 2 3 1
-	rotation := newRotation(addresses)
-	if order := fmt.Sprint(rotation.order(start, key), rotation.order(start, key)); order != "[1 2 0] [1 2 0]" {
-		t.Fatal(order)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	rotation.countLive(ctx, 1) // of 2 calls with the next one: at most 1 each
-	if order := fmt.Sprint(rotation.order(start, key)); order != "[2 1 0]" {
-		t.Fatal(order)
-	}
-	rotation.markDown(2, start)
-	if order := fmt.Sprint(rotation.order(start, key)); order != "[1 0 2]" {
-		t.Fatal(order)
 	}
 }

@@ -20,7 +20,7 @@ type Stream struct {
 	attempts  *attempts
 	resumable *resumable
 	call      schedulerv1.SchedulerService_GenerateClient
-	leave     context.CancelFunc // ends the current attempt
+	leave     context.CancelFunc // ends the current attempt, if one was begun
 	err       error              // why no more events come
 }
 
@@ -73,9 +73,12 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 		if err != nil {
 			return nil, err
 		}
-		attempt, cancel := s.attempts.begin(s.ctx)
+		scheduler, attempt, cancel, err := s.client.connections.begin(s.ctx, s.attempts)
+		if err != nil {
+			return nil, err
+		}
 		s.leave = cancel
-		s.call, err = s.client.schedulers[s.attempts.address].Generate(attempt, request)
+		s.call, err = scheduler.Generate(attempt, request)
 		if err != nil {
 			s.call = nil
 			return nil, err
@@ -90,7 +93,7 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 func (s *Stream) failed(failure *Error) {
 	s.call = nil
 	s.leave()
-	address := s.client.addresses[s.attempts.address]
+	address := s.attempts.address
 	if err := s.client.again(s.ctx, s.attempts, failure); err != nil {
 		s.end(s.resumable.finalError(err, address))
 	}
