@@ -22,6 +22,7 @@ package paceline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -32,7 +33,8 @@ import (
 
 // Client calls one scheduler, or several that serve the same model. Calls are spread over them, requests with the same
 // beginning to the same one (WithAffinityKey), and those that one refuses are tried on the others. A stream whose
-// scheduler dies goes on exactly on another one, or on the same one after its restart. Safe for concurrent use.
+// scheduler dies goes on exactly on another one, or on the same one after its restart. Where the schedulers have a
+// directory, the client learns of others with the same model, and uses them too (WithDirectory). Safe for concurrent use.
 type Client struct {
 	connections     *connections
 	failoverTimeout time.Duration
@@ -40,9 +42,17 @@ type Client struct {
 
 // NewClient is a client of the schedulers at these addresses, each host:port. It connects with the first call.
 func NewClient(addresses []string, options ...Option) (*Client, error) {
-	chosen := settings{failoverTimeout: DefaultFailoverTimeout}
+	chosen := settings{failoverTimeout: DefaultFailoverTimeout, directory: DirectorySafe}
 	for _, option := range options {
 		option(&chosen)
+	}
+	switch chosen.directory {
+	case DirectoryOff, DirectorySafe, DirectoryAny:
+	default:
+		return nil, fmt.Errorf("paceline: the directory's use is %q, not off, safe or any", chosen.directory)
+	}
+	if chosen.tls != nil && chosen.tls.RootCAs == nil {
+		chosen.directory = DirectoryOff // any public certificate would do
 	}
 	seen := map[string]bool{}
 	given := filter(addresses, func(one string) bool {
@@ -62,6 +72,9 @@ func NewClient(addresses []string, options ...Option) (*Client, error) {
 
 // Close closes the connections; calls under way end.
 func (c *Client) Close() error { return c.connections.close() }
+
+// Addresses are those of the schedulers that are used now: the given ones, then those learned from a directory.
+func (c *Client) Addresses() []string { return c.connections.known.present().addresses }
 
 // Generate is a stream of events; its first Recv sends the request. The deadline of the context is the request's,
 // which the scheduler honours too.
@@ -136,6 +149,7 @@ func (c *Client) Status(ctx context.Context) (*schedulerv1.GetStatusResponse, er
 // Abort ends live requests of this identity, on all schedulers, and returns the ids of those that it ended.
 // Unknown ids are no error; that no scheduler answered is one.
 func (c *Client) Abort(ctx context.Context, requestIDs ...string) ([]string, error) {
+	c.connections.lookFirst(ctx)
 	attempt, cancel := context.WithCancel(ctx)
 	defer cancel()
 	all, err := c.connections.all(attempt)
@@ -184,6 +198,7 @@ func call[Request, Reply any](
 
 // attempts are those of a call that begins now.
 func (c *Client) attempts(failoverTimeout time.Duration, call wanted) *attempts {
+	c.connections.lookInTime()
 	return newAttempts(c.connections.rotation, time.Now(), failoverTimeout, c.failoverTimeout, call)
 }
 
@@ -194,7 +209,9 @@ func callOn[Request, Reply any](
 	for {
 		scheduler, attempt, cancel, err := c.connections.begin(ctx, attempts)
 		if err == nil {
-			reply, err = send(scheduler, attempt, request)
+			if err = c.connections.check(attempt, attempts.address, scheduler); err == nil {
+				reply, err = send(scheduler, attempt, request)
+			}
 			cancel()
 		}
 		if err == nil {

@@ -20,6 +20,7 @@ type connections struct {
 	mutex    sync.Mutex // nothing is closed between its choice and the count of its call
 	open     map[string]*connection
 	closed   bool
+	lastLook chan struct{} // closed: it has ended
 }
 
 // connection is one to a scheduler.
@@ -31,10 +32,12 @@ type connection struct {
 func newConnections(given []string, chosen settings) (*connections, error) {
 	made := &connections{
 		settings: chosen,
-		known:    newKnownSchedulers(given, chosen.tls != nil, DirectoryOff),
+		known:    newKnownSchedulers(given, chosen.tls != nil, chosen.directory),
 		rotation: newRotation(given),
 		open:     map[string]*connection{},
+		lastLook: make(chan struct{}),
 	}
+	close(made.lastLook)
 	for _, address := range given {
 		if err := made.dial(address, address, chosen.dialOptions()); err != nil {
 			made.close()

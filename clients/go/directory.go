@@ -7,9 +7,10 @@ import (
 	"github.com/paceline/paceline/clients/go/schedulerv1"
 )
 
-// DirectoryUse says which schedulers of a directory a client uses: see WithDirectory.
+// DirectoryUse says which schedulers of a directory a client uses.
 type DirectoryUse string
 
+// The values of WithDirectory.
 const (
 	DirectoryOff  DirectoryUse = "off"
 	DirectorySafe DirectoryUse = "safe"

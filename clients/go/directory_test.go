@@ -15,8 +15,8 @@ import (
 // directoryCases is relative to the folder in which tests run, symbolic links resolved.
 const directoryCases = "../../tests/scenario/directory.json"
 
-// looks are as many as the schedulers that are asked in turn, and more.
-const looks = 6
+// turns are as many looks as there are schedulers that are asked in turn, and more.
+const turns = 6
 
 type directoryCase struct {
 	Name  string
@@ -172,7 +172,7 @@ func play(t *testing.T, known *knownSchedulers, text json.RawMessage) (found, ex
 		return known.isChecked(name(t, value)), step.Is
 	case "asks":
 		down, asked := set(step.Down...), map[string]bool{}
-		for i := 0; i < looks; i++ {
+		for i := 0; i < turns; i++ {
 			asked[known.teller(at, func(one string, _ time.Time) bool { return down[one] })] = true
 		}
 		return asked, names(t, value)

@@ -84,3 +84,35 @@ func TestACallRefusedForAModelThatLoadsWaitsThereOnce(t *testing.T) {
 		t.Fatalf("it waits twice: %v", err)
 	}
 }
+
+func TestWhatALearnedSchedulerDoesNotKnowOrLetInAGivenOneDecides(t *testing.T) {
+	for _, code := range []codes.Code{
+		codes.NotFound, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented,
+	} {
+		rotation := newRotation(addresses[:1])
+		rotation.use(schedulers{addresses: addresses})
+		refusal := &Error{Code: code}
+		attempts := newAttempts(rotation, start, time.Minute, 0, wanted{})
+		for attempts.address == addresses[0] {
+			attempts = newAttempts(rotation, start, time.Minute, 0, wanted{})
+		}
+		if _, err := attempts.failed(refusal, start); err != nil || attempts.address != addresses[0] {
+			t.Fatal(code, err, attempts.address)
+		}
+		if _, err := attempts.failed(refusal, start); err != refusal {
+			t.Fatal(code, err)
+		}
+	}
+}
+
+func TestAnAttemptAtAnAddressThatIsKnownNoMoreMovesOn(t *testing.T) {
+	rotation := newRotation(addresses[:1])
+	rotation.use(schedulers{addresses: addresses})
+	attempts := newAttempts(rotation, start, time.Minute, 0, wanted{})
+	rotation.use(schedulers{addresses: addresses[:1]})
+	for i := 0; i < 3; i++ {
+		if attempts.skip(start); attempts.address != addresses[0] {
+			t.Fatal(attempts.address)
+		}
+	}
+}

@@ -27,6 +27,7 @@ type settings struct {
 	token           string
 	tls             *tls.Config
 	failoverTimeout time.Duration
+	directory       DirectoryUse
 	dial            []grpc.DialOption
 }
 
@@ -40,6 +41,12 @@ func WithTLS(config *tls.Config) Option { return func(s *settings) { s.tls = con
 func WithFailoverTimeout(timeout time.Duration) Option {
 	return func(s *settings) { s.failoverTimeout = timeout }
 }
+
+// WithDirectory says which of those schedulers the client uses too that the given ones list in their directory: of the
+// same model, and with DirectorySafe, the default, over TLS, by the authorities in RootCAs of WithTLS and under the name
+// that the directory has for each, or on loopback; with DirectoryAny without TLS elsewhere too, if the client has none;
+// with DirectoryOff none. A client with TLS and without RootCAs uses none: any public certificate would do for it.
+func WithDirectory(use DirectoryUse) Option { return func(s *settings) { s.directory = use } }
 
 // WithDialOptions adds options of gRPC, such as interceptors; they override the client's own.
 func WithDialOptions(options ...grpc.DialOption) Option {

@@ -87,7 +87,11 @@ func (s *Stream) next() (*schedulerv1.GenerateResponse, error) {
 	if s.resumable.isComplete() {
 		defer time.AfterFunc(endTimeout, s.leave).Stop() // nothing is missing but the end
 	}
-	return s.call.Recv()
+	message, err := s.call.Recv()
+	if err == nil {
+		err = s.client.connections.checkStarted(s.attempts.address, message)
+	}
+	return message, err
 }
 
 func (s *Stream) failed(failure *Error) {
