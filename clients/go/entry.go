@@ -11,6 +11,9 @@ import (
 // What is not of this form gRPC may take for a socket, a list of addresses or another target.
 var hostPort = regexp.MustCompile(`^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$`)
 
+// What gRPC takes for a scheme, though a port follows.
+var noHost = regexp.MustCompile(`^(?i)(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough|google-c2p):`)
+
 // learned is what an entry of a directory says of a scheduler.
 type learned struct {
 	startAt

@@ -116,7 +116,7 @@ func (k *knownSchedulers) leave(address string) {
 
 func (k *knownSchedulers) mayGetAToken(entry *schedulerv1.SchedulerEntry, teller string) bool {
 	switch address := entry.GetAddress(); {
-	case !hostPort.MatchString(address):
+	case !hostPort.MatchString(address) || noHost.MatchString(address):
 		return false
 	case k.hasTLS:
 		return entry.GetTlsName() != ""
