@@ -122,6 +122,19 @@ def test_a_quantized_text_model_inside_equals_transformers(kind: str, tmp_path: 
     assert_equal(tmp_path, write(lambda path: save_wrapped(kind, "plain", path), tmp_path, whole, FP8))
 
 
+@pytest.mark.parametrize("kind", ["mistral3", "qwen2_5_vl"])
+def test_its_quantization_may_be_told_inside(kind: str, tmp_path: Path) -> None:
+    expected = write(lambda path: save_wrapped(kind, "plain", path), tmp_path, whole, FP8)
+    told = "quantization_config"
+    change_config(tmp_path, lambda config: inside({told: config[told]})(config))
+    assert_equal(tmp_path, expected)
+    change_config(tmp_path, lambda config: {key: config[key] for key in config if key != told})
+    assert_equal(tmp_path, expected)
+    change_config(tmp_path, lambda config: config | {told: {"quant_method": "awq"}})
+    with pytest.raises(ModelError, match="quantization_config is not that of text_config"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_gguf_file_is_the_text_model_inside(kind: str, tmp_path: Path) -> None:
     expected = expected_of(save_wrapped(kind, "plain", tmp_path))

@@ -41,6 +41,11 @@ def open_directory(path: Path, config: Mapping[str, Any], where: str) -> TensorD
     """The tensors of a directory with this config.json, which `where` names. Raises ModelError."""
     f = Fields(config, where)
     given = f.get(_KEY, None)
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and (inside := text.get(_KEY)) is not None:  # some write it there
+        if given not in (None, inside):
+            raise f.fault(f"{_KEY} is not that of text_config")
+        given = inside
     if given is None:
         return SafetensorsDirectory(path)
     if not isinstance(given, Mapping):
