@@ -1,7 +1,7 @@
 // DNS names as addresses: one name may stand for several schedulers, over which its channel spreads calls.
 
 import { promises as dns } from 'node:dns';
-import { isIP } from 'node:net';
+import { BlockList, isIP } from 'node:net';
 
 /** Channel options that connect to all addresses of a name, and send each call to the next one. */
 export const ROUND_ROBIN = {
@@ -10,6 +10,22 @@ export const ROUND_ROBIN = {
   // The name is resolved again when a connection ends, at most this often. Default: 30 s.
   'grpc.dns_min_time_between_resolutions_ms': 5_000,
 };
+
+const LOOPBACK = new BlockList();
+LOOPBACK.addSubnet('127.0.0.0', 8);
+LOOPBACK.addAddress('::1', 'ipv6');
+
+/**
+ * Whether an address (`host:port` or `unix:path`) can't be reached from another machine.
+ *
+ * @param {string} address
+ */
+export function isLoopback(address) {
+  if (/^unix(-abstract)?:/.test(address)) return true;
+  const host = address.replace(/:[^:]*$/, '').replace(/^\[|\]$/g, '');
+  if (isIP(host) === 6) return LOOPBACK.check(host, 'ipv6');
+  return host === 'localhost' || (isIP(host) === 4 && host.startsWith('127.'));
+}
 
 /**
  * The DNS name in an address (`name:port`, `dns:///name:port`); undefined if it has none. IP addresses, Unix sockets
