@@ -35,24 +35,37 @@ export function affinityKey(request, own) {
 /**
  * @param {Buffer} key
  * @param {string[]} addresses
- * @returns {number[]} Their indexes, that of the scheduler with the highest weight first.
+ * @returns {string[]} That of the scheduler with the highest weight first.
  */
 export function preference(key, addresses) {
-  const weights = addresses.map((address) => createHash('sha256').update(key).update(address).digest().subarray(0, 8));
-  const rank = (/** @type {number} */ a, /** @type {number} */ b) =>
-    Buffer.compare(weights[b], weights[a]) || Buffer.compare(Buffer.from(addresses[a]), Buffer.from(addresses[b]));
-  return addresses.map((_, index) => index).sort(rank);
+  const weighed = addresses.map((address) => {
+    const [name, hash] = [Buffer.from(address), createHash('sha256').update(key).update(address).digest()];
+    return { address, name, weight: hash.subarray(0, 8) };
+  });
+  weighed.sort((a, b) => Buffer.compare(b.weight, a.weight) || Buffer.compare(a.name, b.name));
+  return weighed.map(({ address }) => address);
 }
 
 /**
- * @param {number[]} order Of `preference`.
- * @param {number[]} loads The client's live calls, by address.
- * @returns {number} The first whose load is within its share.
+ * @param {string[]} order Of `preference`.
+ * @param {(address: string) => number} live The client's live calls there.
+ * @param {(address: string) => number} reported Sequences of all clients there, as the directory has them.
+ * @returns {string} The first whose loads are both within its share, else the first whose live calls are.
  */
-export function choice(order, loads) {
+export function choice(order, live, reported) {
+  const [least, most] = [bound(order.map(live)), bound(order.map(reported))];
+  const fewer = order.filter((one) => live(one) < least);
+  return fewer.find((one) => reported(one) < most) ?? fewer[0];
+}
+
+/**
+ * Sequences at which a scheduler passes on: 1.25 of the mean with the new one, rounded up.
+ *
+ * @param {number[]} loads
+ */
+function bound(loads) {
   const sum = loads.reduce((all, one) => all + one, 1);
-  const bound = Math.ceil((5 * sum) / (4 * loads.length));
-  return /** @type {number} */ (order.find((index) => loads[index] < bound));
+  return Math.ceil((5 * sum) / (4 * loads.length));
 }
 
 /** @param {string} text */

@@ -1,14 +1,10 @@
 // Which scheduler a call goes to, and where next when one refuses it or dies. No I/O: time is passed in, in ms.
 
-import { choice, preference } from './affinity.js';
 import { PacelineError } from './errors.js';
 
 /** How long a call that lost its scheduler looks for another, by default. */
 export const FAILOVER_TIMEOUT_MS = 30_000;
 
-/** How long an address that could not be reached is tried last; doubles with each further failure. */
-const MIN_DOWN_MS = 1_000;
-const MAX_DOWN_MS = 8_000;
 /** Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading. */
 const WAIT_KEY = 'paceline-wait-ms';
 /** Between two rounds through all addresses; doubles each time, unless a scheduler says how long. */
@@ -22,7 +18,9 @@ export const MAX_LOSSES = 4;
  */
 export const MAX_TRIES_OF_A_NAME = 8;
 
-const NEVER_REACHED = /No connection established|Name resolution failed/;
+const NEVER_REACHED = /No connection established|Name resolution failed|Failed to parse DNS address/;
+/** What a learned scheduler does not know or let in, a given one decides. */
+const NO_LAST_WORDS = ['NOT_FOUND', 'UNIMPLEMENTED', 'UNAUTHENTICATED', 'PERMISSION_DENIED'];
 
 /**
  * One address, or several, in an array or in a string with commas; each once.
@@ -38,94 +36,19 @@ export function addressesOf(given) {
 }
 
 /**
- * A client's addresses, by number. A call with a key begins where that key's prompts are cached, unless the client has
- * too many live calls there (AFFINITY in scheduler.proto); one without begins at the next address in turn. Those that are
- * down are tried last.
- */
-export class Rotation {
-  #addresses;
-  #next = 0;
-  /** @type {number[]} */
-  #live; // calls, by address
-  /** @type {Map<number, { until: number, forMs: number }>} */
-  #down = new Map();
-
-  /** @param {string[]} addresses */
-  constructor(addresses) {
-    this.#addresses = addresses;
-    this.#live = addresses.map(() => 0);
-  }
-
-  /** @param {number} address A call begins there. */
-  began(address) {
-    this.#live[address] += 1;
-  }
-
-  /** @param {number} address It has ended. */
-  ended(address) {
-    this.#live[address] -= 1;
-  }
-
-  /** @param {Buffer} [key] */
-  #turn(key) {
-    const count = this.#addresses.length;
-    if (key) {
-      const order = preference(key, this.#addresses);
-      const first = choice(order, this.#live);
-      return [first, ...order.filter((one) => one !== first)];
-    }
-    const first = this.#next;
-    this.#next = (first + 1) % count;
-    return Array.from({ length: count }, (_, i) => (first + i) % count);
-  }
-
-  /**
-   * @param {number} now
-   * @param {Buffer} [key] Of `affinityKey`.
-   * @returns {number[]} All addresses, in the order in which a call should try them.
-   */
-  order(now, key) {
-    const turn = this.#turn(key);
-    return [...turn.filter((one) => !this.#isDown(one, now)), ...turn.filter((one) => this.#isDown(one, now))];
-  }
-
-  /** @param {number} address It has answered. */
-  up(address) {
-    this.#down.delete(address);
-  }
-
-  /**
-   * It could not be reached, or takes no requests. Of several calls that find out, the first counts.
-   *
-   * @param {number} address
-   * @param {number} now
-   */
-  down(address, now) {
-    if (this.#isDown(address, now)) return;
-    const forMs = Math.min(Math.max(2 * (this.#down.get(address)?.forMs ?? 0), MIN_DOWN_MS), MAX_DOWN_MS);
-    this.#down.set(address, { until: now + forMs, forMs });
-  }
-
-  /**
-   * @param {number} address
-   * @param {number} now
-   */
-  #isDown(address, now) {
-    return (this.#down.get(address)?.until ?? now) > now;
-  }
-}
-
-/**
  * One call's way through the addresses: `address` is where it is sent now.
  *
  * A refusal, by a scheduler or because it can't be reached, is the caller's once all addresses have
  * refused. But if one of them has no executor yet, because a model is loading, the call is sent there once more and
- * waits there for up to `loadWaitMs`: `metadata` says so. A call that was lost, because the connection broke under it or its scheduler ended it UNAVAILABLE in
- * mid-stream, is sent again for up to `failoverTimeoutMs`.
+ * waits there for up to `loadWaitMs`: `metadata` says so. A call that was lost, because the connection broke under it or
+ * its scheduler ended it UNAVAILABLE in mid-stream, is sent again for up to `failoverTimeoutMs`.
  */
 export class Attempts {
   #rotation;
   #key;
+  #model;
+  #begunWith = ''; // the fingerprint of the model that has sent something
+  #goneOver = false; // whether foreign addresses were tried
   #deadline;
   #failoverTimeoutMs;
   #untried;
@@ -138,25 +61,27 @@ export class Attempts {
   #losses = 0; // since something was received
   #waitMs = MIN_WAIT_MS;
   #loadWaitMs;
-  /** @type {number | undefined} */
+  /** @type {string | undefined} */
   #loads; // address of a scheduler that had no executor yet
   /** @type {Record<string, string>} */
   metadata = {}; // of this attempt
 
   /**
-   * @param {Rotation} rotation
+   * @param {import('./rotation.js').Rotation} rotation
    * @param {number} now
    * @param {{ timeoutMs?: number, failoverTimeoutMs: number, loadWaitMs?: number }} limits
    * @param {Buffer} [key] Of `affinityKey`.
+   * @param {string} [model] What the request names.
    */
-  constructor(rotation, now, { timeoutMs, failoverTimeoutMs, loadWaitMs = 0 }, key) {
+  constructor(rotation, now, { timeoutMs, failoverTimeoutMs, loadWaitMs = 0 }, key, model) {
     this.#rotation = rotation;
     this.#key = key;
+    this.#model = model;
     this.#loadWaitMs = loadWaitMs;
     this.#deadline = timeoutMs === undefined ? Infinity : now + timeoutMs;
     this.#failoverTimeoutMs = failoverTimeoutMs;
-    this.#untried = rotation.order(now, key);
-    this.address = /** @type {number} */ (this.#untried.shift());
+    this.#untried = this.#order(now);
+    this.address = /** @type {string} */ (this.#untried.shift());
   }
 
   /**
@@ -169,18 +94,36 @@ export class Attempts {
     return this.#deadline - now;
   }
 
-  /** The current attempt is sent. Returns what its end calls. */
-  begin() {
-    const { address } = this;
-    this.#rotation.began(address);
-    return () => this.#rotation.ended(address);
+  /**
+   * The directory has `address` no more: set it to another one.
+   *
+   * @param {number} now
+   */
+  skip(now) {
+    const known = this.#stillKnown();
+    this.#untried = known.length > 0 ? known : this.#order(now);
+    this.address = /** @type {string} */ (this.#untried.shift());
   }
 
-  /** A message has come from `address`. */
-  answered() {
+  /** @param {number} now */
+  #order(now) {
+    return this.#rotation.order(now, this.#key, this.#model, this.#begunWith);
+  }
+
+  #stillKnown() {
+    return this.#untried.filter((one) => this.#rotation.has(one));
+  }
+
+  /**
+   * A message has come from `address`.
+   *
+   * @param {Buffer} [modelFingerprint] What it says of its model: no other one can continue the call.
+   */
+  answered(modelFingerprint) {
     if (this.#answered) return;
     this.#answered = true;
     this.#rotation.up(this.address);
+    this.#begunWith = modelFingerprint?.toString('hex') || this.#begunWith;
   }
 
   /**
@@ -193,7 +136,8 @@ export class Attempts {
    */
   failed(error, now, schedulers = 1) {
     if (!(error instanceof PacelineError)) throw error;
-    if (this.#isRefusal(error) && this.#refusalsHere + 1 < tries(error, schedulers)) {
+    const known = this.#rotation.has(this.address);
+    if (known && this.#isRefusal(error) && this.#refusalsHere + 1 < tries(error, schedulers)) {
       this.#refusalsHere += 1;
       this.#refusals.push(error);
       return 0;
@@ -206,8 +150,16 @@ export class Attempts {
     } else if (this.#isRefusal(error)) {
       this.#refusals.push(error);
       if (error.reason === 'NOT_READY') this.#loads ??= this.address;
+    } else if (this.#isNoLastWord(error)) {
+      const isLearned = (/** @type {string} */ one) => Number(!this.#rotation.given.has(one));
+      this.#untried.sort((a, b) => isLearned(a) - isLearned(b));
     } else throw error;
     this.#answered = false;
+    this.#untried = this.#stillKnown();
+    if (this.#untried.length === 0 && !this.#goneOver) {
+      this.#goneOver = true; // all others are down or drain
+      this.#untried = this.#order(now).filter((one) => this.#rotation.isForeign(one));
+    }
     const next = this.#untried.shift();
     if (next === undefined) return this.#nextRound(error, now);
     this.address = next;
@@ -221,6 +173,15 @@ export class Attempts {
    */
   #isRefusal(error) {
     return error.retryable && !this.#answered && !this.#isLost(error);
+  }
+
+  /**
+   * Whether a learned scheduler refused what a given one may take.
+   *
+   * @param {PacelineError} error
+   */
+  #isNoLastWord({ code }) {
+    return !this.#answered && !this.#rotation.given.has(this.address) && NO_LAST_WORDS.includes(code);
   }
 
   /**
@@ -244,7 +205,7 @@ export class Attempts {
     this.#lostAt = now;
     this.#waitMs = MIN_WAIT_MS;
     this.#refusals = [];
-    this.#untried = this.#rotation.order(now, this.#key).filter((other) => other !== this.address);
+    this.#untried = this.#order(now).filter((other) => other !== this.address);
   }
 
   /**
@@ -255,7 +216,8 @@ export class Attempts {
     const soonest = Math.min(...this.#refusals.map((one) => one.retryAfterMs ?? Infinity));
     const worst = this.#refusals.find((one) => (one.retryAfterMs ?? Infinity) === soonest) ?? error;
     if (this.#lostAt === undefined) {
-      if (this.#loads === undefined || WAIT_KEY in this.metadata || this.#loadWaitMs <= 0) throw worst;
+      const waited = WAIT_KEY in this.metadata || this.#loadWaitMs <= 0;
+      if (waited || this.#loads === undefined || !this.#rotation.has(this.#loads)) throw worst;
       this.address = this.#loads;
       this.#refusals = [];
       this.metadata = { [WAIT_KEY]: String(Math.round(this.#loadWaitMs)) };
@@ -263,8 +225,8 @@ export class Attempts {
     }
     const left = this.#lostAt + this.#failoverTimeoutMs - now;
     if (left <= 0) throw worst;
-    this.#untried = this.#rotation.order(now, this.#key);
-    this.address = /** @type {number} */ (this.#untried.shift());
+    this.#untried = this.#order(now);
+    this.address = /** @type {string} */ (this.#untried.shift());
     const wait = Math.min(soonest === Infinity ? this.#waitMs : Math.max(soonest, MIN_WAIT_MS), left);
     this.#waitMs = Math.min(2 * this.#waitMs, MAX_WAIT_MS);
     this.#refusals = [];

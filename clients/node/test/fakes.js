@@ -107,7 +107,74 @@ function completion(seed, index, had, chat) {
 export const BROKEN = { code: grpc.status.UNAVAILABLE, details: 'Connection dropped' };
 
 /**
- * Ideal schedulers, each with a script: each call takes the next ending [messages before it, status].
+ * An ideal scheduler's methods.
+ *
+ * @param {number} which
+ * @param {[number, object][]} script Each call takes the next ending [messages before it, status].
+ * @param {any[]} requests Gets those that come.
+ * @param {any[]} [traceparents] Theirs.
+ * @returns {Record<string, any>}
+ */
+export function ideal(which, script, requests, traceparents = []) {
+  const took = (/** @type {any} */ request, /** @type {any} */ call) => {
+    requests.push(request);
+    traceparents.push(call.metadata.get('traceparent')[0]);
+  };
+  return {
+    generate(/** @type {any} */ call) {
+      took(call.request, call);
+      const [after, status] = script.shift() ?? [Infinity, undefined];
+      const messages = replies(call.request);
+      for (const message of messages.slice(0, after)) call.write(message);
+      if (status) call.emit('error', status);
+      else call.end();
+    },
+    generateUnary(/** @type {any} */ call, /** @type {any} */ answer) {
+      const { request } = call.request;
+      took(request, call);
+      const ending = script.shift();
+      if (ending) answer(ending[1]);
+      else answer(null, { completions: [{ tokenIds: idsOf(BigInt(request.sampling.seed), 0), finished: { reason: 'FINISH_REASON_STOP' } }] });
+    },
+    embed(/** @type {any} */ { request }, /** @type {any} */ answer) {
+      requests.push(request);
+      const ending = script.shift();
+      if (ending) answer(ending[1]);
+      else answer(null, { requestId: request.requestId, embeddings: request.inputs.map(() => ({ values: [which, 1], tokens: 1 })) });
+    },
+    abort(/** @type {any} */ call, /** @type {any} */ answer) {
+      answer(null, { aborted: call.request.requestIds.filter((/** @type {string} */ id) => id === `of ${which}`) });
+    },
+    getStatus(/** @type {any} */ _, /** @type {any} */ answer) {
+      requests.push('status');
+      answer(null, { running: which });
+    },
+  };
+}
+
+/** @type {(message: any) => Buffer} A look's answer may be any bytes. */
+const written = (message) => (Buffer.isBuffer(message) ? message : SchedulerService.service.WatchSchedulers.responseSerialize(message));
+const SERVICE = { ...SchedulerService.service, WatchSchedulers: { ...SchedulerService.service.WatchSchedulers, responseSerialize: written } };
+
+/**
+ * Serve these methods until `stop`.
+ *
+ * @param {Record<string, any>} methods
+ * @param {string} [place]
+ * @param {grpc.ServerCredentials} [credentials]
+ * @returns {Promise<{ address: string, stop: () => void }>}
+ */
+export async function listen(methods, place = '127.0.0.1:0', credentials = grpc.ServerCredentials.createInsecure()) {
+  const server = new grpc.Server();
+  server.addService(SERVICE, methods);
+  const port = await new Promise((resolve, reject) => {
+    server.bindAsync(place, credentials, (error, number) => (error ? reject(error) : resolve(number)));
+  });
+  return { address: place.replace(/[^:]*$/, String(port)), stop: () => server.forceShutdown() };
+}
+
+/**
+ * Ideal schedulers, each with a script.
  *
  * @param {[number, object][][]} scripts
  * @param {(addresses: string[], requests: any[][], traceparents: any[][]) => Promise<unknown>} use
@@ -116,56 +183,14 @@ export const BROKEN = { code: grpc.status.UNAVAILABLE, details: 'Connection drop
 export async function serving(scripts, use, hosts) {
   const requests = scripts.map(() => /** @type {any[]} */ ([]));
   const traceparents = scripts.map(() => /** @type {any[]} */ ([]));
-  const servers = scripts.map((script, which) => {
-    const server = new grpc.Server();
-    server.addService(SchedulerService.service, {
-      generate(/** @type {any} */ call) {
-        requests[which].push(call.request);
-        traceparents[which].push(call.metadata.get('traceparent')[0]);
-        const [after, status] = script.shift() ?? [Infinity, undefined];
-        const messages = replies(call.request);
-        for (const message of messages.slice(0, after)) call.write(message);
-        if (status) call.emit('error', status);
-        else call.end();
-      },
-      generateUnary(/** @type {any} */ call, /** @type {any} */ answer) {
-        const { request } = call.request;
-        requests[which].push(request);
-        traceparents[which].push(call.metadata.get('traceparent')[0]);
-        const ending = script.shift();
-        if (ending) answer(ending[1]);
-        else answer(null, { completions: [{ tokenIds: idsOf(BigInt(request.sampling.seed), 0), finished: { reason: 'FINISH_REASON_STOP' } }] });
-      },
-      embed(/** @type {any} */ call, /** @type {any} */ answer) {
-        const { request } = call;
-        requests[which].push(request);
-        const ending = script.shift();
-        if (ending) answer(ending[1]);
-        else answer(null, { requestId: request.requestId, embeddings: request.inputs.map(() => ({ values: [which, 1], tokens: 1 })) });
-      },
-      abort(/** @type {any} */ call, /** @type {any} */ answer) {
-        answer(null, { aborted: call.request.requestIds.filter((/** @type {string} */ id) => id === `of ${which}`) });
-      },
-      getStatus(/** @type {any} */ _, /** @type {any} */ answer) {
-        requests[which].push('status');
-        answer(null, { running: which });
-      },
-    });
-    return server;
-  });
-  const addresses = /** @type {string[]} */ ([]);
-  for (const [which, server] of servers.entries()) {
-    const host = hosts?.[which] ?? '127.0.0.1';
-    const port = hosts && which > 0 ? addresses[0].replace(/.*:/, '') : 0;
-    const bound = await new Promise((resolve, reject) => {
-      const answer = (/** @type {unknown} */ error, /** @type {number} */ number) => (error ? reject(error) : resolve(number));
-      server.bindAsync(`${host}:${port}`, grpc.ServerCredentials.createInsecure(), answer);
-    });
-    addresses.push(`${host}:${bound}`);
-  }
+  const servers = /** @type {Awaited<ReturnType<typeof listen>>[]} */ ([]);
   try {
-    await use(addresses, requests, traceparents);
+    for (const [which, script] of scripts.entries()) {
+      const port = hosts && which > 0 ? servers[0].address.replace(/.*:/, '') : 0;
+      servers.push(await listen(ideal(which, script, requests[which], traceparents[which]), `${hosts?.[which] ?? '127.0.0.1'}:${port}`));
+    }
+    await use(servers.map(({ address }) => address), requests, traceparents);
   } finally {
-    for (const server of servers) server.forceShutdown();
+    for (const server of servers) server.stop();
   }
 }

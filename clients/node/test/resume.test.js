@@ -5,11 +5,11 @@ import { test } from 'node:test';
 
 import grpc from '@grpc/grpc-js';
 
-import { affinityKey } from '../src/affinity.js';
-import { addressesOf, Attempts, MAX_LOSSES, Rotation } from '../src/failover.js';
+import { addressesOf, Attempts, MAX_LOSSES } from '../src/failover.js';
 import { Client, PacelineError, StreamLost } from '../src/index.js';
 import { generateRequest } from '../src/messages.js';
 import { identified, ResumableStream } from '../src/resume.js';
+import { Rotation } from '../src/rotation.js';
 import { BROKEN, idsOf, outputOf, PROMPT_LOGPROBS, replies, serving } from './fakes.js';
 
 const SEED = (1n << 64n) - 7n; // beyond 53 bits
@@ -290,31 +290,6 @@ test('addresses are one or several, and each once', () => {
   assert.deepEqual(addressesOf(' a:1, b:2,a:1,'), ['a:1', 'b:2']);
   assert.deepEqual(addressesOf(['a:1', 'b:2']), ['a:1', 'b:2']);
   assert.throws(() => addressesOf([]), /no address/);
-});
-
-test('an address that is down comes last for a while, and longer each time', () => {
-  const rotation = new Rotation(['a:1', 'b:1']);
-  const firsts = (/** @type {number} */ now) => new Set(Array.from({ length: 4 }, () => rotation.order(now)[0]));
-  rotation.down(0, 0);
-  rotation.down(0, 500); // another call has found out too
-  assert.deepEqual(firsts(999), new Set([1]));
-  assert.equal(firsts(1000).size, 2);
-  rotation.down(0, 1000);
-  assert.deepEqual(firsts(2999), new Set([1]));
-  rotation.up(0);
-  assert.equal(firsts(2999).size, 2);
-});
-
-test('a key decides where a call begins, unless too many live calls are there', () => {
-  const rotation = new Rotation(['10.0.0.1:50051', '10.0.0.2:50051', '10.0.0.3:50051']);
-  const key = affinityKey({ text: 'hello' }); // the order in the contract: 2 3 1
-  assert.equal(key.subarray(0, 8).toString('hex'), '8c6440588f7e9b69');
-  assert.deepEqual(rotation.order(0, key), [1, 2, 0]);
-  rotation.began(1); // of 2 calls with the next one: at most 1 each
-  assert.deepEqual(rotation.order(0, key), [2, 1, 0]);
-  rotation.ended(1);
-  rotation.down(1, 0);
-  assert.deepEqual(rotation.order(0, key), [2, 0, 1]);
 });
 
 test('a lost call waits for its scheduler, but neither for ever nor beyond the deadline', () => {

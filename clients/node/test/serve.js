@@ -39,7 +39,8 @@ export async function serve(...further) {
   };
 }
 
-function python() {
+/** The Python that runs the service. */
+export function python() {
   if (process.env.PACELINE_PYTHON) return process.env.PACELINE_PYTHON;
   const inVenv = join(repository, '.venv/bin/python');
   return existsSync(inVenv) ? inVenv : 'python3';
