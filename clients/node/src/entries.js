@@ -17,6 +17,8 @@ import { isLoopback } from './names.js';
  */
 
 const HOST_PORT = /^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$/;
+/** What gRPC takes for a scheme, though a port follows. */
+const NO_HOST = /^(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough|google-c2p):/i;
 
 /**
  * @param {any} entry A SchedulerEntry.
@@ -44,7 +46,8 @@ export function learned({ address, instance, tlsName, modelFingerprint, load, st
  * @param {DirectoryUse} use
  */
 export function mayGetAToken({ address, tlsName }, teller, hasAuthority, use) {
-  if (!HOST_PORT.test(address)) return false; // a socket, a list of addresses, or whatever else gRPC may take for a target
+  // Else it may be a socket, a list of addresses, or another target of gRPC.
+  if (!HOST_PORT.test(address) || NO_HOST.test(address)) return false;
   if (hasAuthority) return Boolean(tlsName);
   if (tlsName) return false; // it speaks TLS, and the client knows no authority
   return isLoopback(address) ? isLoopback(teller) : use === 'any';
