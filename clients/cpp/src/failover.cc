@@ -21,7 +21,8 @@ constexpr int MAX_LOSSES = 4;
 
 bool never_reached(const std::string& message) {
   return message.find("failed to connect") != std::string::npos ||
-         message.find("DNS resolution failed") != std::string::npos;
+         message.find("DNS resolution failed") != std::string::npos ||
+         message.find("errors resolving") != std::string::npos;
 }
 
 template <typename Duration>

@@ -57,7 +57,11 @@ _NOT_READY = "NOT_READY"
 _NO_ADAPTERS: Mapping[str, Collection[str]] = MappingProxyType({})
 _NO_MODELS: Mapping[str, bytes] = MappingProxyType({})
 
-_NEVER_REACHED = ("failed to connect", "connections to all backends failing", "DNS resolution failed")
+_NEVER_REACHED = (
+    *("failed to connect", "connections to all backends failing"),
+    *("DNS resolution failed", "errors resolving"),
+)
+"""In the errors of gRPC for calls that no scheduler got, of older and newer versions."""
 
 
 def addresses_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ class Rotation:
 
     def is_idle(self, address: str) -> bool:
         """Whether no call is at this address."""
-        return not self._live[address]
+        return not self._live.get(address)
 
     def model_at(self, address: str) -> bytes:
         """The fingerprint of the model there; empty: not known."""
@@ -155,7 +159,7 @@ class Rotation:
         if key and len(addresses) > 1:
             preferred = preference(key, addresses)
             takers = [one for one in preferred if one in holders and one not in draining] or preferred
-            live = {address: self._live[address] for address in takers}
+            live = {address: self._live.get(address, 0) for address in takers}
             loads = {address: self._loads.get(address, 0) for address in takers}
             first = first_choice(takers, live, loads, self._extra_streams)
             turn = [first, *(address for address in preferred if address != first)]
@@ -177,6 +181,8 @@ class Rotation:
         """Count it no more."""
         with self._counting:
             self._live[address] -= 1
+            if not self._live[address]:
+                del self._live[address]
 
     def up(self, address: str) -> None:
         """Mark an address that has answered as usable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import paceline
 import pytest
 from paceline import errors
 from paceline.affinity import affinity_key
@@ -161,6 +162,16 @@ def test_a_call_that_waits_for_its_scheduler_says_so_once_for_each_loss(
             call.failed(REFUSED, now + later)
     said = "the connection was lost, trying again for 10 s (failed to connect to all addresses)"
     assert [one.message.partition(": ")[2] for one in caplog.records] == [said] * 2
+
+
+@pytest.mark.parametrize("address", ["no.such.invalid:1", "127.0.0.1:1", "unix:/no/such/socket"])
+def test_a_scheduler_that_was_never_reached_lost_no_call(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "paceline")
+    with paceline.Client(address) as client, pytest.raises(errors.Unavailable):
+        client.complete("x")
+    assert not caplog.records  # it was not tried again
 
 
 def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:
