@@ -12,7 +12,7 @@ from tests.fleet.cluster_of_three import NODES, ThreeNodes, three_nodes
 from tests.fleet.streams import Streams, streams_at
 
 pytestmark = [pytest.mark.fleet, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-EACH, TOKENS = 24, 400
+EACH, TOKENS = 16, 400
 TARGET = 8  # sequences of a stack: 48 streams want three, and more than there are nodes
 LIMIT_S = 600.0  # of machines that stand still for seconds; the figures are printed
 
@@ -42,7 +42,7 @@ async def test_stacks_come_with_the_load_and_go_without_ending_a_stream(tmp_path
         [first] = cluster.status()["stacks"]
         async with streams_at(first["address"], token, EACH, TOKENS) as streams:
             up_s = await until(cluster, NODES, streams, EACH)
-            down_s = await until(cluster, 1, streams, 2)  # four streams are there throughout
+            down_s = await until(cluster, 1, streams, 2)  # six streams are there throughout
             again_s = await until(cluster, NODES, streams, EACH)
             print(
                 f"autoscaling: 1 to {NODES} stacks {up_s:.0f} s after the load, back to 1"
