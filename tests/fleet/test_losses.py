@@ -49,22 +49,26 @@ async def learned(streams: Streams) -> None:
 
 
 async def lose(cluster: ThreeNodes, streams: Streams, alone: list[Tokens], what: str) -> None:
-    """Kill one process under streams, and wait for another in its place."""
+    """Kill one process, or a node, under streams, and wait for another in its place."""
     stacks = await serving(cluster)
     victim = max(stacks.values(), key=lambda one: one["stack"])
-    pid = victim["pid"] if what == "actor" else victim["processes"].get(what) or cluster.controller()
+    own = {"actor": victim["pid"], "node": victim["pid"], **victim["processes"]}
+    pid = own.get(what) or cluster.controller()
     assert pid is not None
     running = asyncio.create_task(streams.run())
     await streams.until_begun(2 * streams.each)
     streams.continued, began = 0, time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    if what == "node":
+        await asyncio.to_thread(cluster.kill_node, victim["node"])
+    else:
+        os.kill(pid, signal.SIGKILL)
     assert await running == alone
     now = await serving(cluster, without=pid)
     print(
         f"{what}: {streams.continued} of {streams.each} streams by Python were continued, three stacks serve"
         f" {time.monotonic() - began:.1f} s after the loss"
     )
-    if what == "actor":
+    if what in ("actor", "node"):
         assert victim["stack"] not in now
         assert not any(map(runs, victim["processes"].values()))
     elif what == "controller":
@@ -84,5 +88,5 @@ async def test_each_part_is_lost_under_streams_none_fails_and_it_comes_back(clus
         alone = await streams.run()
         await streams.until_begun(2 * EACH)
         assert alone[:EACH] == alone[EACH : 2 * EACH] == alone[2 * EACH :]  # by each way
-        for what in ("executor", "scheduler", "actor", "controller"):
+        for what in ("executor", "scheduler", "actor", "controller", "node"):
             await lose(cluster, streams, alone, what)
