@@ -274,12 +274,12 @@ class Attempts:
     def _still_known(self) -> list[str]:
         return [one for one in self._untried if self._rotation.has(one)]
 
-    def answered(self) -> None:
-        """Record that the current attempt received a message."""
+    def answered(self, model: bytes = b"") -> None:
+        """Record that the current attempt received a message. `model`: the fingerprint that it tells."""
         if not self._answered:
             self._answered = True
             self._rotation.up(self.address)
-            self._begun_with = self._rotation.model_at(self.address)
+            self._begun_with = model or self._rotation.model_at(self.address)
 
     def failed(self, error: PacelineError, now: float, schedulers: int = 1) -> float:
         """Record that the current attempt failed, and set `address` to the next attempt's.

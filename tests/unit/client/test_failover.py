@@ -174,6 +174,18 @@ def test_a_scheduler_that_was_never_reached_lost_no_call(
     assert not caplog.records  # it was not tried again
 
 
+def test_a_stream_that_began_before_the_first_look_goes_on_by_its_model_alone() -> None:
+    rotation = Rotation("a")
+    call = attempts(rotation)
+    call.answered(b"old")
+    rotation.use("abc", {}, (), {}, {"a": b"old", "b": b"new", "c": b"old"}, {"b"})
+    tried = []
+    for now in range(8):
+        call.failed(BROKEN if now == 0 else REFUSED, float(now))
+        tried.append(call.address)
+    assert set(tried) == {"a", "c"}
+
+
 def test_a_lost_call_honours_the_soonest_hint_when_all_refuse() -> None:
     call = attempts(Rotation("ab"))
     call.answered()

@@ -140,7 +140,7 @@ class Generation(Generic[Parsed]):
                 failure = error
             else:
                 if message is not None:
-                    self._attempts.answered()
+                    self._attempts.answered(message.started.model_fingerprint)
                     if (event := self._stream.see(message)) is not None:
                         return event
                     continue
