@@ -215,7 +215,7 @@ func callOn[Request, Reply any](
 			cancel()
 		}
 		if err == nil {
-			attempts.answered()
+			attempts.answered("")
 			return reply, nil
 		}
 		if failure := c.again(ctx, attempts, fromRPC(ctx, err)); failure != nil {

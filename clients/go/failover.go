@@ -71,12 +71,15 @@ func (a *attempts) skip(now time.Time) {
 	a.try(a.untried)
 }
 
-// answered records that the current attempt received a message.
-func (a *attempts) answered() {
+// answered records that the current attempt received a message. model is the fingerprint that it tells, "" if it tells
+// none.
+func (a *attempts) answered(model string) {
 	if !a.hasAnswered {
 		a.hasAnswered = true
 		a.rotation.markUp(a.address)
-		a.call.begunWith = a.rotation.modelAt(a.address)
+		if a.call.begunWith = model; model == "" {
+			a.call.begunWith = a.rotation.modelAt(a.address)
+		}
 	}
 }
 

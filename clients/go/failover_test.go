@@ -58,7 +58,7 @@ func TestACallThatBreaksItsConnectionEachTimeIsGivenUp(t *testing.T) {
 func TestAStreamThatEndedOtherwiseIsNotSentAgain(t *testing.T) {
 	for _, code := range []codes.Code{codes.Aborted, codes.Internal, codes.DeadlineExceeded, codes.ResourceExhausted} {
 		attempts := newAttempts(newRotation(addresses[:2]), start, time.Minute, 0, wanted{})
-		attempts.answered()
+		attempts.answered("")
 		failure := &Error{Code: code}
 		if _, err := attempts.failed(failure, start); err != failure {
 			t.Fatal(code, err)

@@ -153,7 +153,7 @@ func TestAnotherModelGetsNewCallsOnceThePresentOneTakesNoneAndNoStreamThatBegan(
 		t.Fatal(found)
 	}
 	stream, call := begin(), begin()
-	stream.answered()
+	stream.answered("")
 	for i, want := range []bool{false, true} {
 		if _, err := call.failed(drains, start); err != nil || (call.address == "new:1") != want {
 			t.Fatal(i, call.address, err)
@@ -162,6 +162,22 @@ func TestAnotherModelGetsNewCallsOnceThePresentOneTakesNoneAndNoStreamThatBegan(
 	if again := begin(); again.address != "new:1" {
 		t.Fatal(again.address) // at once, as long as the others take none
 	}
+	for i := 0; i < 3; i++ {
+		if _, err := stream.failed(broken, start); err != nil || stream.address == "new:1" {
+			t.Fatal(i, stream.address, err)
+		}
+	}
+}
+
+func TestAStreamThatBeganBeforeTheFirstLookGoesOnByItsModelAlone(t *testing.T) {
+	rotation := newRotation([]string{"given:1"})
+	stream := newAttempts(rotation, start, time.Minute, 0, wanted{})
+	stream.answered("old")
+	rotation.use(schedulers{
+		addresses: []string{"given:1", "new:1", "old:1"},
+		entries:   map[string]learned{"given:1": {model: "old"}, "new:1": {model: "new"}, "old:1": {model: "old"}},
+		foreign:   set("new:1"),
+	})
 	for i := 0; i < 3; i++ {
 		if _, err := stream.failed(broken, start); err != nil || stream.address == "new:1" {
 			t.Fatal(i, stream.address, err)

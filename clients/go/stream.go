@@ -41,7 +41,7 @@ func (s *Stream) Recv() (*schedulerv1.GenerateResponse, error) {
 		message, err := s.next()
 		switch {
 		case err == nil:
-			s.attempts.answered()
+			s.attempts.answered(string(message.GetStarted().GetModelFingerprint()))
 			wanted, err := s.resumable.see(message)
 			if err != nil {
 				s.end(err)
