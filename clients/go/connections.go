@@ -103,6 +103,7 @@ func (c *connections) begin(ctx context.Context, attempts *attempts) (
 	defer c.mutex.Unlock()
 	found, err := c.at(attempts.address)
 	for found == nil && err == nil {
+		c.rotation.use(c.known.present()) // or it may be chosen again
 		attempts.skip(time.Now())
 		found, err = c.at(attempts.address)
 	}

@@ -240,3 +240,36 @@ func TestCloseEndsALookAndLeavesNoGoroutine(t *testing.T) {
 	}
 	until(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 }
+
+func TestACallToOneThatWasJustGivenUpGoesElsewhereAndDoesNotHang(t *testing.T) {
+	given, other := "127.0.0.1:1", "127.0.0.1:2"
+	c, err := newConnections([]string{given}, settings{directory: DirectorySafe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	own := entryOf(given, "")
+	own.WrittenBy, own.ModelFingerprint = "", []byte("old")
+	learned := entryOf(other, "")
+	learned.Model, learned.ModelFingerprint = own.Model, []byte("new")
+	c.known.saw(given, []*schedulerv1.SchedulerEntry{own, learned}, time.Now())
+	c.useKnown()
+	attempts := newAttempts(c.rotation, time.Now(), time.Minute, 0, wanted{})
+	attempts.answered("new")
+	attempts.address = other
+	c.known.distrust(other) // and nobody has told the rotation yet
+	begun := make(chan string)
+	go func() {
+		_, _, cancel, _ := c.begin(context.Background(), attempts)
+		cancel()
+		begun <- attempts.address
+	}()
+	select {
+	case address := <-begun:
+		if address != given {
+			t.Fatal(address)
+		}
+	case <-time.After(patience):
+		t.Fatal("it hangs")
+	}
+}

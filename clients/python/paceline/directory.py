@@ -36,7 +36,10 @@ MAX_LOOK_BYTES = 16 << 20
 MESSAGE_BYTES = 64 << 10
 _MAX_REMEMBERED = 1024  # liars, and callers whose looks were refused
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
-_NO_HOST = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough|google-c2p):", re.IGNORECASE)
+_NO_HOST = re.compile(
+    r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds|passthrough|google-c2p|google-c2p-experimental):",
+    re.IGNORECASE,
+)
 """What gRPC takes for a scheme, though a port follows."""
 
 

@@ -224,3 +224,21 @@ async def test_what_asks_all_schedulers_asks_those_of_the_directory_too() -> Non
     async with served(given) as address, served(other) as second, aio.Client(address) as client:
         given.others = [entry(second)]
         assert (await client.abort(["there"], timeout_s=TIMEOUT_S)).aborted == ("there",)
+
+
+async def test_a_call_to_one_that_was_just_given_up_goes_elsewhere_and_does_not_hang() -> None:
+    """Between the moment at which a scheduler is known no more, and that at which calls hear of it."""
+    async with (
+        served(Known()) as learned,
+        served(Known(others=[entry(learned)])) as given,
+        aio.Client(given) as client,
+    ):
+        await client.abort(["nobody"])  # looks into the directory before
+        assert client.addresses == (given, learned)
+        schedulers = client._schedulers  # the moment takes microseconds otherwise
+        attempts = schedulers.attempts("generate", None, 9.0)
+        attempts.answered(b"a model that only the learned one has")
+        attempts.address = learned
+        schedulers._rotation.use([given, learned], {}, (), {}, {given: MODEL, learned: attempts._begun_with})
+        schedulers._known.distrust(learned)
+        assert schedulers._begin(attempts).address == given

@@ -159,6 +159,7 @@ class SchedulerConnections:
         """Count the current attempt at its scheduler, which is still known."""
         with self._opening:
             while (endpoint := self._endpoint(attempts.address)) is None:
+                self._choose_among_known()  # or it may be chosen again
                 attempts.skip(time.monotonic())
             self._rotation.began(attempts.address)
         return endpoint
@@ -198,14 +199,8 @@ class SchedulerConnections:
             endpoint = self._endpoint(teller)
         if endpoint is None:
             return
-        watch = endpoint.scheduler.WatchSchedulers
-        call = Replies(watch(pb.WatchSchedulersRequest(), timeout=LOOK_TIMEOUT_S, metadata=self.metadata))
-        entries: list[pb.SchedulerEntry] = []
-        size, complete = 0, False
         try:
-            while not complete and size < MAX_LOOK_BYTES and (message := await call.read()) is not None:
-                entries.extend(message.entries)
-                size, complete = size + MESSAGE_BYTES + message.ByteSize(), message.complete
+            entries, complete = await self._listed(endpoint, LOOK_TIMEOUT_S)
         except errors.Unsupported:
             self._known.has_none(teller, now)
         except (errors.Unavailable, errors.DeadlineExceeded):
@@ -215,42 +210,50 @@ class SchedulerConnections:
             self._known.refused(self.metadata, now)
         else:
             self._known.saw(teller, entries if complete else (), now)
+        await self._use_known()
+
+    async def _listed(
+        self, endpoint: Endpoint, timeout_s: float | None
+    ) -> tuple[list[pb.SchedulerEntry], bool]:
+        """The entries of a scheduler's directory, and whether these are all."""
+        watch = endpoint.scheduler.WatchSchedulers
+        call = Replies(watch(pb.WatchSchedulersRequest(), timeout=timeout_s, metadata=self.metadata))
+        entries: list[pb.SchedulerEntry] = []
+        size, complete = 0, False
+        try:
+            while not complete and size < MAX_LOOK_BYTES and (message := await call.read()) is not None:
+                entries.extend(message.entries)
+                size, complete = size + MESSAGE_BYTES + message.ByteSize(), message.complete
         finally:
             call.cancel()
-        await self._use_known()
+        return entries, complete
 
     async def entries(self, timeout_s: float | None) -> list[pb.SchedulerEntry]:
         """What the directory of a given scheduler lists; nothing if it has none. Raises `paceline.errors`."""
-        entries: list[pb.SchedulerEntry] = []
-        request = pb.WatchSchedulersRequest()
         with self._at(self._known.given[:1]) as endpoints:
-            watch = endpoints[0].scheduler.WatchSchedulers
-            call = Replies(watch(request, timeout=timeout_s, metadata=self.metadata))
             try:
-                while len(entries) < MAX_ENTRIES and (message := await call.read()) is not None:
-                    entries.extend(message.entries)
-                    if message.complete:
-                        break
+                entries, _ = await self._listed(endpoints[0], timeout_s)
             except errors.Unsupported:
                 return []
-            finally:
-                call.cancel()
-        return entries
+        return entries[:MAX_ENTRIES]
 
     async def _use_known(self) -> None:
         """Use the schedulers that are known, and close the channels of others, when no call uses them."""
-        known = self._known
         with self._opening:
-            self._rotation.use(
-                known.addresses, known.loads, known.draining, known.adapters, known.models, known.foreign
-            )
+            self._choose_among_known()
             unused = [
                 self.endpoints.pop(address)
-                for address in self.endpoints.keys() - set(known.addresses)
+                for address in self.endpoints.keys() - set(self._known.addresses)
                 if self._rotation.is_idle(address)
             ]
         for endpoint in unused:
             await endpoint.channel.close()
+
+    def _choose_among_known(self) -> None:
+        """Let attempts go to those that are known now."""
+        known = self._known
+        now = known.addresses, known.loads, known.draining, known.adapters, known.models, known.foreign
+        self._rotation.use(*now)
 
     async def failed(self, attempts: Attempts, failure: errors.PacelineError) -> float:
         """Record a failed attempt and choose the next; returns or raises as `Attempts.failed`."""
