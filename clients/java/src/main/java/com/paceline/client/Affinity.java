@@ -7,11 +7,14 @@ import com.paceline.scheduler.v1.Message;
 import java.io.ByteArrayOutputStream;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.function.ToLongFunction;
 import java.util.stream.Collectors;
-import java.util.stream.IntStream;
 
 /**
  * Which of several schedulers gets a request: AFFINITY in scheduler.proto. Requests with the same beginning go to the
@@ -60,24 +63,36 @@ final class Affinity {
     return sha256(bytes.toByteArray());
   }
 
-  /** The indexes of the addresses, that of the scheduler with the highest weight first. */
-  static List<Integer> preference(byte[] key, List<String> addresses) {
-    List<byte[]> names = addresses.stream().map(address -> address.getBytes(UTF_8)).collect(Collectors.toList());
-    List<byte[]> weights = names.stream().map(name -> weight(key, name)).collect(Collectors.toList());
-    return IntStream.range(0, addresses.size())
-        .boxed()
-        .sorted(
-            Comparator.<Integer, byte[]>comparing(weights::get, Arrays::compareUnsigned)
-                .reversed()
-                .thenComparing(names::get, Arrays::compareUnsigned))
-        .collect(Collectors.toList());
+  /** The addresses, that of the scheduler with the highest weight first. */
+  static List<String> preference(byte[] key, List<String> addresses) {
+    Map<String, byte[]> weights = new HashMap<>();
+    addresses.forEach(address -> weights.put(address, weight(key, address.getBytes(UTF_8))));
+    List<String> order = new ArrayList<>(addresses);
+    order.sort(
+        Comparator.<String, byte[]>comparing(weights::get, Arrays::compareUnsigned)
+            .reversed()
+            .thenComparing(address -> address.getBytes(UTF_8), Arrays::compareUnsigned));
+    return order;
   }
 
-  /** The first of the order whose load is within its share. {@code loads}: the client's live calls, by address. */
-  static int choice(List<Integer> order, int[] loads) {
-    int sum = IntStream.of(loads).sum() + 1;
-    int bound = (5 * sum + 4 * loads.length - 1) / (4 * loads.length); // rounded up
-    return order.stream().filter(address -> loads[address] < bound).findFirst().orElseThrow();
+  /**
+   * The first of the order whose loads are within its share. One that says that it has none gets no more of the client's
+   * calls for that.
+   *
+   * @param live the client's own calls at an address
+   * @param reported the sequences of all clients there, as a directory has them
+   */
+  static String choice(List<String> order, ToLongFunction<String> live, ToLongFunction<String> reported) {
+    long least = share(order, live);
+    long most = share(order, reported);
+    List<String> fewer = order.stream().filter(address -> live.applyAsLong(address) < least).toList();
+    return fewer.stream().filter(address -> reported.applyAsLong(address) < most).findFirst().orElse(fewer.get(0));
+  }
+
+  /** 1.25 of the mean load with the new call, rounded up: who has as much gets no more. */
+  private static long share(List<String> order, ToLongFunction<String> load) {
+    long sum = order.stream().mapToLong(load).sum() + 1;
+    return (5 * sum + 4L * order.size() - 1) / (4L * order.size());
   }
 
   private static byte[] weight(byte[] key, byte[] address) {

@@ -1,12 +1,16 @@
 package com.paceline.client;
 
+import com.google.protobuf.ByteString;
 import io.grpc.Status;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.Deque;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
 
 /**
  * The attempts of one call. No I/O: time is passed in, in milliseconds.
@@ -26,50 +30,65 @@ final class Attempts {
   /** Losses in a row, with nothing received between them, that end a call: the call may be their cause. */
   private static final int MAX_LOSSES = 4;
 
+  /** What a learned scheduler says to a call that a given one may take. */
+  private static final Set<Status.Code> NO_LAST_WORD =
+      EnumSet.of(
+          Status.Code.NOT_FOUND, Status.Code.UNAUTHENTICATED, Status.Code.PERMISSION_DENIED, Status.Code.UNIMPLEMENTED);
+
   private static final Duration FOR_EVER = Duration.ofMillis(Long.MAX_VALUE);
 
   private final Rotation rotation;
   private final Optional<byte[]> key;
+  private final String model; // what the request names
   private final Optional<Long> deadline;
   private final long failoverTimeoutMs;
-  private Deque<Integer> untried;
-  private int address;
+  private Deque<String> untried;
+  private String address;
   private boolean answered; // the current attempt has received a message
   private final List<PacelineException> refusals = new ArrayList<>(); // in this round through the addresses
   private Optional<Long> lostAt = Optional.empty();
   private int losses; // in a row, since the last message
   private long waitMs = MIN_WAIT_MS;
   private final long loadWaitMs;
-  private Optional<Integer> loads = Optional.empty(); // address of a scheduler that had no executor yet
+  private ByteString begunWith = ByteString.EMPTY; // the fingerprint of the model that has sent something
+  private boolean goneOver; // foreign ones were tried
+  private Optional<String> loads = Optional.empty(); // address of a scheduler that had no executor yet
   private boolean waits; // the current attempt waits for its model
 
-  /** {@code key}: of {@link Affinity#key}; without one the call begins with the next address in turn. */
+  /**
+   * {@code key}: of {@link Affinity#key}; without one the call begins with the next address in turn. {@code model}: what
+   * the request names; empty: none.
+   */
   Attempts(
       Rotation rotation,
       long now,
       Optional<Duration> timeout,
       Duration failoverTimeout,
       Duration loadWait,
-      Optional<byte[]> key) {
+      Optional<byte[]> key,
+      String model) {
     this.rotation = rotation;
     this.key = key;
+    this.model = model;
     loadWaitMs = loadWait.toMillis();
     deadline = timeout.map(length -> now + length.toMillis());
     failoverTimeoutMs = failoverTimeout.toMillis();
-    untried = rotation.order(now, key);
+    untried = order(now);
     address = untried.remove();
   }
 
-  /** The current attempt is sent; what is returned is run at its end, once. */
-  Runnable begin() {
-    int begun = address;
-    rotation.began(begun);
-    return () -> rotation.ended(begun);
+  /** Of the current attempt. */
+  String address() {
+    return address;
   }
 
-  /** Of the current attempt. */
-  int address() {
-    return address;
+  /** Moves on from an address that is known no more. */
+  void skip(long now) {
+    untried.removeIf(one -> !rotation.has(one));
+    if (untried.isEmpty()) {
+      untried = order(now);
+    }
+    address = untried.remove();
   }
 
   /** How long the current attempt waits at its scheduler for a model that is loading; 0: not at all. */
@@ -85,17 +104,19 @@ final class Attempts {
     return deadline.map(end -> end - now);
   }
 
-  /** The current attempt has received a message. */
-  void answered() {
+  /** The current attempt has received a message. {@code told}: the model's fingerprint in it; empty: it says none. */
+  void answered(ByteString told) {
     if (!answered) {
       answered = true;
       rotation.up(address);
+      begunWith = told.isEmpty() ? rotation.modelAt(address) : told;
     }
   }
 
   /**
    * The current attempt has failed: moves on to the next one, and returns the milliseconds to wait before it. Throws
-   * the error for the caller if there is to be none.
+   * the error for the caller if there is to be none. What a learned scheduler does not know or let in, a given one
+   * decides.
    *
    * @param reached whether the attempt was sent on an established connection
    */
@@ -112,15 +133,34 @@ final class Attempts {
       if (error.reason().equals("NOT_READY") && loads.isEmpty()) {
         loads = Optional.of(address);
       }
+    } else if (isNoLastWord(error)) {
+      List<String> rest = new ArrayList<>(untried);
+      rest.sort(Comparator.comparing(one -> !rotation.isGiven(one)));
+      untried = new ArrayDeque<>(rest);
     } else {
       throw error;
     }
     answered = false;
+    untried.removeIf(one -> !rotation.has(one));
+    if (untried.isEmpty() && !goneOver) { // all others are down or drain
+      goneOver = true;
+      untried = order(now);
+      untried.removeIf(one -> !rotation.isForeign(one));
+    }
     if (untried.isEmpty()) {
       return nextRound(error, now);
     }
     address = untried.remove();
     return 0;
+  }
+
+  private Deque<String> order(long now) {
+    return rotation.order(now, key, model, begunWith);
+  }
+
+  /** Whether a learned scheduler refused what a given one may take. */
+  private boolean isNoLastWord(PacelineException error) {
+    return !answered && !rotation.isGiven(address) && NO_LAST_WORD.contains(error.code());
   }
 
   /** Whether the connection broke, or the scheduler ended, when it may have taken the call. */
@@ -143,14 +183,14 @@ final class Attempts {
     lostAt = Optional.of(now);
     waitMs = MIN_WAIT_MS;
     refusals.clear();
-    untried = rotation.order(now, key);
+    untried = order(now);
     untried.remove(address);
   }
 
   private long nextRound(PacelineException error, long now) {
     PacelineException forCaller =
         refusals.stream().min(Comparator.comparing(one -> one.retryAfter().orElse(FOR_EVER))).orElse(error);
-    if (lostAt.isEmpty() && loads.isPresent() && !waits && loadWaitMs > 0) {
+    if (lostAt.isEmpty() && loads.filter(rotation::has).isPresent() && !waits && loadWaitMs > 0) {
       address = loads.get();
       refusals.clear();
       waits = true;
@@ -164,7 +204,7 @@ final class Attempts {
     long wait = Math.min(hint.map(delay -> Math.max(delay.toMillis(), MIN_WAIT_MS)).orElse(waitMs), leftMs);
     waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
     refusals.clear();
-    untried = rotation.order(now, key);
+    untried = order(now);
     address = untried.remove();
     return deadline.isPresent() ? Math.min(wait, Math.max(0, deadline.get() - now)) : wait;
   }

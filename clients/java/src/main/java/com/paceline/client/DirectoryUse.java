@@ -1,6 +1,6 @@
 package com.paceline.client;
 
-/** Which of those schedulers a client uses too that the given ones list in their directory: {@link Client.Builder#directory}. */
+/** Which schedulers of a directory a client uses: {@link Client.Builder#directory}. */
 public enum DirectoryUse {
   /** None. */
   OFF,

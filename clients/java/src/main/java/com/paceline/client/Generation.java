@@ -25,7 +25,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   /** The wait for a stream's end when all completions have finished. */
   private static final long END_TIMEOUT_MS = 1_000;
 
-  private final Client client;
+  private final Connections connections;
   private final Attempts attempts;
   private final ResumableStream resumable;
   private final Context.CancellableContext context = Context.current().withCancellation();
@@ -36,8 +36,8 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   private Optional<GenerateResponse> upcoming = Optional.empty();
   private boolean ended;
 
-  Generation(Client client, Attempts attempts, ResumableStream resumable) {
-    this.client = client;
+  Generation(Connections connections, Attempts attempts, ResumableStream resumable) {
+    this.connections = connections;
     this.attempts = attempts;
     this.resumable = resumable;
   }
@@ -118,9 +118,7 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
         begin();
       }
       if (hasReply()) {
-        GenerateResponse message = replies.next();
-        attempts.answered();
-        upcoming = resumable.see(message);
+        see(replies.next());
       } else {
         resumable.checkEnd();
         end();
@@ -131,6 +129,16 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
       } else {
         again(PacelineException.of(error));
       }
+    }
+  }
+
+  private void see(GenerateResponse message) {
+    Optional<PacelineException> lie = connections.checkStarted(attempts.address(), message);
+    if (lie.isPresent()) {
+      again(lie.get());
+    } else {
+      attempts.answered(message.getStarted().getModelFingerprint());
+      upcoming = resumable.see(message);
     }
   }
 
@@ -151,26 +159,31 @@ public final class Generation implements Iterable<GenerateResponse>, Iterator<Ge
   }
 
   private void begin() {
-    long now = Client.nowMs();
+    long now = Connections.nowMs();
     GenerateRequest request = resumable.attempt(now);
-    Connection connection = client.connection(attempts.address());
-    leave.set(attempts.begin());
     reached = false;
-    reached = connection.connect(attempts.timeoutMs(now));
-    Optional<Long> left = attempts.timeoutMs(Client.nowMs());
+    Connections.Use use = connections.begin(attempts);
+    Context.CancellableContext attempt = context.withCancellation();
+    leave.set(
+        () -> {
+          attempt.cancel(null);
+          use.close();
+        });
+    reached = use.connection.connect(attempts.timeoutMs(now));
+    Optional<Long> left = attempts.timeoutMs(Connections.nowMs());
     long loadWaitMs = attempts.loadWaitMs();
-    context.run(() -> replies = connection.stub(left, loadWaitMs).generate(request));
+    attempt.run(() -> replies = use.connection.stub(left, loadWaitMs).generate(request));
   }
 
   /** Waits until the attempt after the failed one. Throws the error for the caller if there is none. */
   private void again(PacelineException failure) {
     replies = null;
     leave.getAndSet(() -> {}).run();
-    String address = client.address(attempts.address());
+    String address = attempts.address();
     try {
       checkOpen();
-      long waitMs = attempts.failed(failure, reached, Client.nowMs());
-      if (client.isClosed()) {
+      long waitMs = attempts.failed(failure, reached, Connections.nowMs());
+      if (connections.isClosed()) {
         throw failure;
       }
       closed.await(waitMs, TimeUnit.MILLISECONDS);

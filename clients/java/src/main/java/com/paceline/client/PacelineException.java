@@ -55,6 +55,13 @@ public final class PacelineException extends RuntimeException {
     return new PacelineException(Status.Code.DATA_LOSS, message);
   }
 
+  /** The error for a learned scheduler that serves another model than its entry in a directory says. */
+  static PacelineException otherModel(String address) {
+    String message = address + " is not what a directory says of it";
+    return new PacelineException(
+        Status.Code.UNAVAILABLE, message, new Details("OTHER_MODEL", Map.of(), null), false, null);
+  }
+
   /** The error for a stream that was interrupted by {@code cause}, if not null, and can't be continued. */
   static PacelineException lost(String why, PacelineException cause) {
     Details of = cause == null ? Details.NONE : new Details(cause.reason(), cause.metadata(), null);

@@ -7,17 +7,23 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
+import java.util.logging.Level;
+import java.util.logging.Logger;
 
 /**
  * Runs the tests: the methods without arguments of these classes that are not private, each with an object of its own.
  * Exits with 1 after the first one that fails.
  */
 final class Tests {
-  private static final List<Class<?>> CLASSES = List.of(DirectoryTest.class);
+  private static final Logger GRPC = Logger.getLogger("io.grpc"); // it reports what attackers send
+
+  private static final List<Class<?>> CLASSES =
+      List.of(DirectoryTest.class, RotationTest.class, LookTest.class, HostileTest.class);
 
   private Tests() {}
 
   public static void main(String[] arguments) throws ReflectiveOperationException {
+    GRPC.setLevel(Level.OFF);
     int count = 0;
     for (Class<?> tests : CLASSES) {
       Method[] methods = tests.getDeclaredMethods();
