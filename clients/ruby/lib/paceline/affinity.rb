@@ -20,18 +20,24 @@ module Paceline
       Digest::SHA256.digest(parts.join + prompt(request))
     end
 
-    # The indexes of the addresses, that of the scheduler with the highest weight first.
+    # The addresses, that of the scheduler with the highest weight first.
     def preference(key, addresses)
-      addresses.each_index.sort_by do |index|
-        address = addresses[index].b
-        [-Digest::SHA256.digest(key + address).unpack1('Q>'), address]
-      end
+      addresses.sort_by { |one| [-Digest::SHA256.digest(key + one.b).unpack1('Q>'), one.b] }
     end
 
-    # The first of the order whose load is within its share. `loads`: the client's live calls, by address.
-    def choice(order, loads)
-      bound = -(-5 * (loads.sum + 1) / (4 * loads.size)) # rounded up
-      order.find { |index| loads[index] < bound }
+    # The first of the order whose load is within its share: by the client's live calls, and by the sequences of all
+    # clients that the directory reports. If none is, by the former alone: one that says in vain that it has none gets no
+    # more than its share. Both are by address.
+    def choice(order, live, reported)
+      least = share(live)
+      most = share(reported)
+      fewer = order.select { |one| live[one] < least }
+      fewer.find { |one| reported[one] < most } || fewer.first
+    end
+
+    # 1.25 of the mean load with the new call, rounded up: who has as much gets no more.
+    def share(loads)
+      -(-5 * (loads.values.sum + 1) / (4 * loads.size))
     end
 
     def prompt(request)

@@ -35,7 +35,7 @@ module Paceline
     # those whose prompts begin alike.
     def generate(request = nil, timeout: nil, affinity_key: nil, **fields, &block)
       request = identified(request, fields)
-      attempts = @connections.attempts(timeout, @failover_timeout, @connections.affinity(request, affinity_key))
+      attempts = @connections.attempts(request, timeout, @failover_timeout, @connections.affinity(request, affinity_key))
       stream = Stream.new(@connections, attempts, ResumableStream.new(request))
       block ? stream.each(&block) : stream
     end

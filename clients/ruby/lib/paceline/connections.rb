@@ -3,48 +3,29 @@
 require 'grpc'
 require 'set'
 
+require 'paceline/channels'
 require 'paceline/errors'
 require 'paceline/failover'
-require 'paceline/scheduler/v1/scheduler_services_pb'
+require 'paceline/known_schedulers'
 
 module Paceline
-  # The channels to a client's schedulers, and the way of a call through them.
+  # The connections of a client to its schedulers, and the way of a call through them. Those to given schedulers are open
+  # from the beginning, those to learned ones from their first use until they are known no more and no call is there.
   class Connections
-    OPTIONS = {
-      'grpc.max_receive_message_length' => 4 << 20,
-      'grpc.max_send_message_length' => 4 << 20,
-      'grpc.max_metadata_size' => 16 << 10, # of an error; above 8 KiB gRPC would report one of its own
-      # A frozen scheduler keeps its sockets open: pings notice it within four seconds.
-      'grpc.keepalive_time_ms' => 2_000,
-      'grpc.keepalive_timeout_ms' => 1_500,
-      'grpc.http2.ping_timeout_ms' => 1_500,
-      'grpc.http2.max_pings_without_data' => 0,
-      'grpc.initial_reconnect_backoff_ms' => 100,
-      'grpc.min_reconnect_backoff_ms' => 3_000, # how long connecting may take
-      'grpc.max_reconnect_backoff_ms' => 500,
-      'grpc.use_local_subchannel_pool' => 1,
-      'grpc.primary_user_agent' => 'paceline-ruby'
-    }.freeze
-
     # Seconds of a clock that nobody sets.
     def self.now
       Process.clock_gettime(Process::CLOCK_MONOTONIC)
     end
 
-    attr_reader :addresses
-
     # `load_wait`: how long a call waits for a model that is loading, in seconds.
-    def initialize(addresses, token:, tls:, load_wait: 0.0)
-      @addresses = addresses
+    def initialize(addresses, token:, tls:, directory: :off, load_wait: 0.0)
       @load_wait = load_wait
       @metadata = token.empty? ? {} : { 'authorization' => "Bearer #{token}" }
-      credentials = tls ? GRPC::Core::ChannelCredentials.new(tls[:ca], tls[:key], tls[:cert]) : :this_channel_is_insecure
-      @channels = addresses.map { |address| GRPC::Core::Channel.new(address, OPTIONS, credentials) }
-      @stubs = addresses.zip(@channels).map do |address, channel|
-        Scheduler::V1::SchedulerService::Stub.new(address, credentials, channel_override: channel)
-      end
-      @rotation = Failover::Rotation.new(addresses)
-      @mutex = Mutex.new
+      @known = KnownSchedulers.new(addresses, tls: !tls.nil?, use: directory)
+      @rotation = Rotation.new(addresses)
+      @channels = Channels.new(tls)
+      addresses.each { |address| @channels.open(address) }
+      @mutex = Mutex.new # of the channels: none is closed between its choice and the count of its call
       @calls = Set.new # under way
       @closed = false
     end
@@ -56,31 +37,46 @@ module Paceline
         @calls.to_a
       end
       calls.each(&:cancel)
-      @channels.each(&:close)
+      @mutex.synchronize { @channels.addresses.each { |address| @channels.close(address) } }
     end
 
-    # `key`: of `affinity`.
-    def attempts(timeout, failover_timeout, key = nil)
+    # Of the schedulers that are used now: the given ones, then the learned ones.
+    def addresses
+      @known.present.addresses
+    end
+
+    # The attempts of a call that begins now. `key`: of `affinity`.
+    def attempts(request, timeout, failover_timeout, key = nil)
       Failover::Attempts.new(@rotation, Connections.now, timeout: timeout, failover_timeout: failover_timeout,
-                                                         load_wait: @load_wait, key: key)
+                                                         load_wait: @load_wait, key: key, model: model_of(request))
     end
 
     # The request's key among several schedulers. `own`: the caller's.
     def affinity(request, own)
-      Affinity.key(request, own) if @addresses.size > 1
+      Affinity.key(request, own) if @rotation.several?
+    end
+
+    # Yields the address of the current attempt, whose scheduler is still known; while the block runs, the attempt counts
+    # as a call there.
+    def at(attempts)
+      address = @mutex.synchronize do
+        attempts.skip(Connections.now) until @known.tls_name(attempts.address)
+        begin_at(attempts.address)
+      end
+      yield address
+    ensure
+      end_at(address) if address
     end
 
     # Yields a call that `execute` begins; it has ended when the block has.
     def call_to(address, method, request, timeout, metadata = {})
       deadline = timeout && (Time.now + timeout)
       call = @mutex.synchronize do
-        raise Error.new('the client is closed', code: :UNAVAILABLE) if @closed
-
-        @stubs[address].public_send(method, request, metadata: @metadata.merge(metadata), deadline: deadline,
-                                                    return_op: true)
-                       .tap { |begun| @calls << begun }
+        stub_of(address).public_send(method, request, metadata: @metadata.merge(metadata), deadline: deadline,
+                                                      return_op: true)
+                        .tap { |begun| @calls << begun }
       end
-      @rotation.live(address) { yield call }
+      yield call
     ensure
       @mutex.synchronize { @calls.delete(call) }
       call&.cancel
@@ -88,28 +84,28 @@ module Paceline
 
     # The reply to a unary call, from the first scheduler that gives one. Raises Error.
     def call(method, request, timeout, failover_timeout = 0.0, key = nil)
-      attempts = attempts(timeout, failover_timeout, key)
+      attempts = attempts(request, timeout, failover_timeout, key)
       begin
-        reply = call_to(attempts.address, method, request, attempts.timeout(Connections.now), attempts.metadata,
-                        &:execute)
-        attempts.answered
-        reply
+        at(attempts) do |address|
+          reply = call_to(address, method, request, attempts.timeout(Connections.now), attempts.metadata, &:execute)
+          attempts.answered
+          reply
+        end
       rescue GRPC::BadStatus, GRPC::Core::CallError => e
         again(attempts, Errors.from_rpc(e))
         retry
       end
     end
 
-    # The replies of all schedulers that give one. Raises Error if none does.
+    # The replies of all schedulers that give one, which are asked at once. Raises Error if none does.
     def call_all(method, request, timeout)
-      failure = nil
-      replies = @addresses.each_index.filter_map do |address|
+      outcomes = at_all do |address|
         call_to(address, method, request, timeout, &:execute)
       rescue GRPC::BadStatus, GRPC::Core::CallError => e
-        failure = Errors.from_rpc(e)
-        nil
+        Errors.from_rpc(e)
       end
-      raise failure if failure && replies.empty?
+      failures, replies = outcomes.partition { |one| one.is_a?(Error) }
+      raise failures.first if replies.empty?
 
       replies
     end
@@ -120,6 +116,63 @@ module Paceline
       raise failure if @closed
 
       sleep(wait) if wait.positive?
+    end
+
+    private
+
+    def model_of(request)
+      request = request.request if request.respond_to?(:request)
+      request.respond_to?(:model) ? request.model : ''
+    end
+
+    # What the block gives for each known address, in a thread of its own; a call counts at all of them meanwhile.
+    def at_all
+      counted = @mutex.synchronize do
+        @known.present.addresses.select { |address| @known.tls_name(address) && begin_at(address) }
+      end
+      threads = counted.map do |address|
+        Thread.new do
+          Thread.current.report_on_exception = false # `value` raises it
+          yield address
+        end
+      end
+      threads.map(&:value)
+    ensure
+      threads&.each(&:kill)
+      counted&.each { |address| end_at(address) }
+    end
+
+    # What follows up to end_at is called with the mutex held.
+
+    def begin_at(address)
+      stub_of(address)
+      @rotation.began(address)
+      address
+    end
+
+    # The channel is opened if it is not.
+    def stub_of(address)
+      raise Error.new('the client is closed', code: :UNAVAILABLE) if @closed
+
+      unless @channels.open?(address)
+        name = @known.tls_name(address)
+        raise Error.new("#{address} is known no more", code: :UNAVAILABLE) unless name
+
+        # No part of an address of a directory is a scheme.
+        @channels.open(address, target: "dns:///#{address}", name: name)
+      end
+      @channels.stub(address)
+    end
+
+    def close_unused(address)
+      @channels.close(address) if @channels.open?(address) && @rotation.unused?(address)
+    end
+
+    def end_at(address)
+      @mutex.synchronize do
+        @rotation.ended(address)
+        close_unused(address)
+      end
     end
   end
 end

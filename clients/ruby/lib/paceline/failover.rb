@@ -1,16 +1,13 @@
 # frozen_string_literal: true
 
-require 'paceline/affinity'
 require 'paceline/errors'
+require 'paceline/rotation'
 
 module Paceline
   # Which scheduler a call goes to, and where next when one refuses it or dies. No I/O: time is passed in, in seconds.
   module Failover
     # Default of how long a call that lost its scheduler is sent again.
     TIMEOUT = 30.0
-    # How long an address that could not be reached is tried last; doubles with each further failure.
-    MIN_DOWN = 1.0
-    MAX_DOWN = 8.0
     # Metadata of a call: milliseconds for which it waits at the scheduler while a model is loading.
     WAIT_KEY = 'paceline-wait-ms'
     # Between two rounds through all addresses; doubles each round, unless a scheduler gives a hint.
@@ -18,68 +15,9 @@ module Paceline
     MAX_WAIT = 1.0
     # Losses in a row, with nothing received between them, that end a call: the call may be their cause.
     MAX_LOSSES = 4
+    # What a learned scheduler does not know or let in, a given one decides.
+    NO_LAST_WORD = %i[NOT_FOUND UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED].freeze
     NEVER_REACHED = /failed to connect|DNS resolution failed/
-
-    # The order in which the calls of a client try its addresses, which are indexes. A call with a key begins where that
-    # key's prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one
-    # without begins with the next address in turn. Those that are down come last. Safe for concurrent use.
-    class Rotation
-      def initialize(addresses)
-        @addresses = addresses
-        @live = addresses.map { 0 } # calls
-        @next = 0
-        @down = {} # by address: the end of its down time, and its length
-        @mutex = Mutex.new
-      end
-
-      # All addresses. `key`: of Affinity.key, or nil.
-      def order(now, key)
-        @mutex.synchronize do
-          (key ? with_key(key) : in_turn).partition { |address| !down?(address, now) }.flatten
-        end
-      end
-
-      # Counts a call at an address while the block runs.
-      def live(address)
-        @mutex.synchronize { @live[address] += 1 }
-        yield
-      ensure
-        @mutex.synchronize { @live[address] -= 1 }
-      end
-
-      # It has answered.
-      def up(address)
-        @mutex.synchronize { @down.delete(address) }
-      end
-
-      # It could not be reached, or takes no requests. Of several calls that find out, the first counts.
-      def down(address, now)
-        @mutex.synchronize do
-          return if down?(address, now)
-
-          _, last = @down.fetch(address, [0.0, 0.0])
-          length = (2 * last).clamp(MIN_DOWN, MAX_DOWN)
-          @down[address] = [now + length, length]
-        end
-      end
-
-      private
-
-      def with_key(key)
-        order = Affinity.preference(key, @addresses)
-        [Affinity.choice(order, @live)] | order
-      end
-
-      def in_turn
-        turn = @addresses.each_index.to_a.rotate(@next)
-        @next = (@next + 1) % @addresses.size
-        turn
-      end
-
-      def down?(address, now)
-        @down.fetch(address, [now, 0.0]).first > now
-      end
-    end
 
     # One call's attempts; `address` is the current one's.
     #
@@ -91,16 +29,17 @@ module Paceline
     class Attempts
       attr_reader :address, :metadata
 
-      # `key`: of Affinity.key, or nil: the call begins with the next address in turn.
-      def initialize(rotation, now, timeout:, failover_timeout:, load_wait: 0.0, key: nil)
+      # `key`: of Affinity.key, or nil: the call begins with the next address in turn. `model`: what the request names.
+      def initialize(rotation, now, timeout:, failover_timeout:, load_wait: 0.0, key: nil, model: '')
         @rotation = rotation
-        @key = key
+        @wanted = { key: key, model: model, begun_with: '' } # begun_with: the fingerprint of what has sent something
         @deadline = timeout && (now + timeout)
         @failover_timeout = failover_timeout
         @load_wait = load_wait
         @loads = nil # address of a scheduler that had no executor yet
         @metadata = {} # of the current attempt
-        @address, *@untried = rotation.order(now, @key)
+        @gone_over = false # foreign ones were tried
+        try(order(now))
         @answered = false # the current attempt has received a message
         @refusals = [] # in this round through the addresses
         @lost_at = nil
@@ -122,6 +61,13 @@ module Paceline
 
         @answered = true
         @rotation.up(@address)
+        @wanted[:begun_with] = @rotation.model_at(@address)
+      end
+
+      # Moves on from an address that is known no more.
+      def skip(now)
+        forget_unknown
+        try(@untried.empty? ? order(now) : @untried)
       end
 
       # The current attempt has failed: moves `address` on, and returns the seconds to wait before that attempt.
@@ -135,17 +81,45 @@ module Paceline
         elsif error.retryable? && !@answered
           @refusals << error
           @loads ||= @address if error.reason == 'NOT_READY'
+        elsif no_last_word?(error)
+          @untried = @untried.partition { |one| @rotation.given?(one) }.flatten
         else
           raise error
         end
         @answered = false
+        forget_unknown
+        go_over(now) if @untried.empty? && !@gone_over
         return next_round(error, now) if @untried.empty?
 
-        @address = @untried.shift
+        try(@untried)
         0.0
       end
 
       private
+
+      def order(now)
+        @rotation.order(now, **@wanted)
+      end
+
+      # Moves on to the first of these addresses, with the others behind it.
+      def try(addresses)
+        @address, *@untried = addresses
+      end
+
+      def forget_unknown
+        @untried = @untried.select { |one| @rotation.has?(one) }
+      end
+
+      # All others are down or drain.
+      def go_over(now)
+        @gone_over = true
+        @untried = order(now).select { |one| @rotation.foreign?(one) }
+      end
+
+      # Whether a learned scheduler refused what a given one may take.
+      def no_last_word?(error)
+        !@answered && !@rotation.given?(@address) && NO_LAST_WORD.include?(error.code)
+      end
 
       # Whether the connection broke, or the scheduler ended, when it may have taken the call.
       def lost?(error)
@@ -163,17 +137,17 @@ module Paceline
         @lost_at = now
         @wait = MIN_WAIT
         @refusals = []
-        @untried = @rotation.order(now, @key) - [@address]
+        @untried = order(now) - [@address]
       end
 
       def next_round(error, now)
         for_caller = @refusals.min_by { |one| one.retry_after || Float::INFINITY } || error
-        return wait_for_model if @lost_at.nil? && @loads && @metadata.empty? && @load_wait.positive?
+        return wait_for_model if @lost_at.nil? && @metadata.empty? && @load_wait.positive? && @rotation.has?(@loads)
 
         left = @lost_at ? @lost_at + @failover_timeout - now : 0.0
         raise for_caller if left <= 0
 
-        @address, *@untried = @rotation.order(now, @key)
+        try(order(now))
         hint = @refusals.empty? ? nil : for_caller.retry_after
         wait = [hint ? [hint, MIN_WAIT].max : @wait, left].min
         wait = [wait, [@deadline - now, 0.0].max].min if @deadline

@@ -107,18 +107,20 @@ module Paceline
     def replies(&block)
       now = Connections.now
       request = @resumable.attempt(now)
-      @connections.call_to(@attempts.address, :generate, request, @attempts.timeout(now), @attempts.metadata) do |call|
-        @call = call
-        raise cancelled if @cancelled
+      @connections.at(@attempts) do |address|
+        @connections.call_to(address, :generate, request, @attempts.timeout(now), @attempts.metadata) do |call|
+          @call = call
+          raise cancelled if @cancelled
 
-        call.execute.each(&block)
+          call.execute.each(&block)
+        end
       end
     end
 
     def again
       raise cancelled if @cancelled
 
-      address = @connections.addresses[@attempts.address]
+      address = @attempts.address
       begin
         @connections.again(@attempts, @failure)
       rescue Error => e
