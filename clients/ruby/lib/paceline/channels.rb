@@ -1,12 +1,19 @@
 # frozen_string_literal: true
 
 require 'grpc'
+require 'json'
 
 require 'paceline/scheduler/v1/scheduler_services_pb'
 
 module Paceline
   # The open channels of a client, by address. Who uses them sees to it that one thread at a time does.
   class Channels
+    # Bytes of a directory's message, which has 128 KiB at most. Many small entries take far more memory than bytes.
+    MAX_LOOK_MESSAGE = 256 << 10
+    LOOKS = {
+      name: [{ service: 'paceline.scheduler.v1.SchedulerService', method: 'WatchSchedulers' }],
+      maxResponseMessageBytes: MAX_LOOK_MESSAGE
+    }.freeze
     OPTIONS = {
       'grpc.max_receive_message_length' => 4 << 20,
       'grpc.max_send_message_length' => 4 << 20,
@@ -19,6 +26,7 @@ module Paceline
       'grpc.initial_reconnect_backoff_ms' => 100,
       'grpc.min_reconnect_backoff_ms' => 3_000, # how long connecting may take
       'grpc.max_reconnect_backoff_ms' => 500,
+      'grpc.service_config' => { methodConfig: [LOOKS] }.to_json,
       'grpc.use_local_subchannel_pool' => 1,
       'grpc.primary_user_agent' => 'paceline-ruby'
     }.freeze

@@ -9,20 +9,33 @@ require 'paceline/stream'
 module Paceline
   # Calls one scheduler, or several that serve the same model. Calls are spread over them, and those that one refuses
   # are tried on the others. A stream whose scheduler dies goes on exactly on another one, or on the same one after its
-  # restart; it raises StreamLost if that does not succeed within `failover_timeout` seconds. Safe for concurrent use.
+  # restart; it raises StreamLost if that does not succeed within `failover_timeout` seconds. Where the schedulers have a
+  # directory, the client learns of others with the same model, and uses them too. Safe for concurrent use.
   #
   # `timeout` is a call's deadline in seconds, which the scheduler honours too. Every call raises Error.
   class Client
     # `addresses`: host:port, or several as an array or with commas. `token` is sent as `authorization: Bearer ...`.
     # `tls`: the contents of PEM files, { ca: } or { ca:, cert:, key: }; without it the connections are plaintext,
-    # which a scheduler accepts on loopback only.
-    def initialize(addresses = '127.0.0.1:50051', token: '', tls: nil, failover_timeout: Failover::TIMEOUT)
+    # which a scheduler accepts on loopback only. `directory` says which schedulers of a directory are used: :safe, over
+    # TLS by the authority of `tls` and under the name that the directory has for each, or on loopback; :any, also
+    # without TLS elsewhere if `tls` is nil; :off, none.
+    def initialize(addresses = '127.0.0.1:50051', token: '', tls: nil, failover_timeout: Failover::TIMEOUT,
+                   directory: :safe)
       found = (addresses.is_a?(String) ? addresses.split(',') : addresses).map(&:strip).reject(&:empty?).uniq
       raise ArgumentError, 'no address is given' if found.empty?
       raise ArgumentError, 'tls needs ca, and cert and key together' unless tls.nil? || whole?(tls)
+      unless KnownSchedulers::USES.include?(directory)
+        raise ArgumentError, "the directory's use is #{directory.inspect}, not :off, :safe or :any"
+      end
 
       @failover_timeout = failover_timeout
-      @connections = Connections.new(found, token: token.to_s, tls: tls, load_wait: failover_timeout)
+      @connections = Connections.new(found, token: token.to_s, tls: tls, directory: directory,
+                                            load_wait: failover_timeout)
+    end
+
+    # Of the schedulers that are used now: the given ones, then those learned from a directory.
+    def addresses
+      @connections.addresses
     end
 
     # Closes the connections; calls under way end.

@@ -7,6 +7,7 @@ require 'paceline/channels'
 require 'paceline/errors'
 require 'paceline/failover'
 require 'paceline/known_schedulers'
+require 'paceline/looks'
 
 module Paceline
   # The connections of a client to its schedulers, and the way of a call through them. Those to given schedulers are open
@@ -23,6 +24,7 @@ module Paceline
       @metadata = token.empty? ? {} : { 'authorization' => "Bearer #{token}" }
       @known = KnownSchedulers.new(addresses, tls: !tls.nil?, use: directory)
       @rotation = Rotation.new(addresses)
+      @looks = Looks.new(self, @known, @rotation, token) { use_known }
       @channels = Channels.new(tls)
       addresses.each { |address| @channels.open(address) }
       @mutex = Mutex.new # of the channels: none is closed between its choice and the count of its call
@@ -37,6 +39,7 @@ module Paceline
         @calls.to_a
       end
       calls.each(&:cancel)
+      @looks.finish
       @mutex.synchronize { @channels.addresses.each { |address| @channels.close(address) } }
     end
 
@@ -47,6 +50,7 @@ module Paceline
 
     # The attempts of a call that begins now. `key`: of `affinity`.
     def attempts(request, timeout, failover_timeout, key = nil)
+      @looks.in_time
       Failover::Attempts.new(@rotation, Connections.now, timeout: timeout, failover_timeout: failover_timeout,
                                                          load_wait: @load_wait, key: key, model: model_of(request))
     end
@@ -60,7 +64,10 @@ module Paceline
     # as a call there.
     def at(attempts)
       address = @mutex.synchronize do
-        attempts.skip(Connections.now) until @known.tls_name(attempts.address)
+        until @known.tls_name(attempts.address)
+          @rotation.use(@known.present)
+          attempts.skip(Connections.now)
+        end
         begin_at(attempts.address)
       end
       yield address
@@ -82,16 +89,23 @@ module Paceline
       call&.cancel
     end
 
+    # Checks a stream's message: what begins at a learned address is of the model that its entry says. Raises OtherModel.
+    def check_started(address, message)
+      @looks.in_time # a client that begins no calls meanwhile looks too
+      check_model(address, message.started.model_fingerprint) if message.started
+    end
+
     # The reply to a unary call, from the first scheduler that gives one. Raises Error.
     def call(method, request, timeout, failover_timeout = 0.0, key = nil)
       attempts = attempts(request, timeout, failover_timeout, key)
       begin
         at(attempts) do |address|
+          check(address, attempts) unless @known.checked?(address)
           reply = call_to(address, method, request, attempts.timeout(Connections.now), attempts.metadata, &:execute)
           attempts.answered
           reply
         end
-      rescue GRPC::BadStatus, GRPC::Core::CallError => e
+      rescue GRPC::BadStatus, GRPC::Core::CallError, OtherModel => e
         again(attempts, Errors.from_rpc(e))
         retry
       end
@@ -99,6 +113,7 @@ module Paceline
 
     # The replies of all schedulers that give one, which are asked at once. Raises Error if none does.
     def call_all(method, request, timeout)
+      timeout = @looks.first(timeout)
       outcomes = at_all do |address|
         call_to(address, method, request, timeout, &:execute)
       rescue GRPC::BadStatus, GRPC::Core::CallError => e
@@ -119,6 +134,30 @@ module Paceline
     end
 
     private
+
+    # Asks a learned scheduler for its model before its first unary call: replies do not say which model answered.
+    def check(address, attempts)
+      request = Scheduler::V1::GetModelInfoRequest.new
+      timeout = attempts.timeout(Connections.now)
+      served = call_to(address, :get_model_info, request, timeout, attempts.metadata, &:execute)
+      check_model(address, served.model_fingerprint)
+    end
+
+    def check_model(address, fingerprint)
+      return if @known.what_it_says?(address, fingerprint)
+
+      @known.distrust(address)
+      use_known
+      raise OtherModel, address
+    end
+
+    # Lets calls use the schedulers that are known now, and closes the channels of others that no call uses.
+    def use_known
+      @mutex.synchronize do
+        @rotation.use(@known.present)
+        @channels.addresses.each { |address| close_unused(address) }
+      end
+    end
 
     def model_of(request)
       request = request.request if request.respond_to?(:request)

@@ -44,6 +44,13 @@ module Paceline
     end
   end
 
+  # A learned scheduler serves another model than a directory says of it.
+  class OtherModel < Error
+    def initialize(address)
+      super("#{address} is not what a directory says of it", code: :UNAVAILABLE, reason: 'OTHER_MODEL')
+    end
+  end
+
   # Errors of gRPC as those of this client.
   module Errors
     CODES = %i[
@@ -54,8 +61,9 @@ module Paceline
 
     module_function
 
-    # The Error for a GRPC::BadStatus or a GRPC::Core::CallError.
+    # The Error for a GRPC::BadStatus or a GRPC::Core::CallError; an Error is one already.
     def from_rpc(error)
+      return error if error.is_a?(Error)
       return Error.new(error.message, code: :INTERNAL) unless error.is_a?(GRPC::BadStatus)
 
       details = details_of(error)

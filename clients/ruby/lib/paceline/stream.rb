@@ -73,6 +73,7 @@ module Paceline
       in_block = false
       limit = nil
       replies do |message|
+        @connections.check_started(@attempts.address, message)
         @attempts.answered
         next unless (event = @resumable.see(message))
 
@@ -83,7 +84,7 @@ module Paceline
       end
       @resumable.check_end
       true
-    rescue GRPC::BadStatus, GRPC::Core::CallError => e
+    rescue GRPC::BadStatus, GRPC::Core::CallError, OtherModel => e
       raise if in_block # not of this stream
 
       return true if @resumable.complete?
