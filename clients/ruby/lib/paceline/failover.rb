@@ -17,7 +17,7 @@ module Paceline
     MAX_LOSSES = 4
     # What a learned scheduler does not know or let in, a given one decides.
     NO_LAST_WORD = %i[NOT_FOUND UNAUTHENTICATED PERMISSION_DENIED UNIMPLEMENTED].freeze
-    NEVER_REACHED = /failed to connect|DNS resolution failed/
+    NEVER_REACHED = /failed to connect|DNS resolution failed|errors resolving/
 
     # One call's attempts; `address` is the current one's.
     #
@@ -55,13 +55,13 @@ module Paceline
         @deadline - now
       end
 
-      # The current attempt has received a message.
-      def answered
+      # The current attempt has received a message. `model`: the fingerprint that it tells.
+      def answered(model = '')
         return if @answered
 
         @answered = true
         @rotation.up(@address)
-        @wanted[:begun_with] = @rotation.model_at(@address)
+        @wanted[:begun_with] = model.empty? ? @rotation.model_at(@address) : model
       end
 
       # Moves on from an address that is known no more.

@@ -74,7 +74,7 @@ module Paceline
       limit = nil
       replies do |message|
         @connections.check_started(@attempts.address, message)
-        @attempts.answered
+        @attempts.answered(message.started ? message.started.model_fingerprint : '')
         next unless (event = @resumable.see(message))
 
         in_block = true

@@ -85,6 +85,7 @@ final class Connections {
   synchronized Use begin(Attempts attempts) {
     Optional<Connection> found = at(attempts.address());
     while (found.isEmpty()) {
+      useKnown(); // or it may be chosen again
       attempts.skip(nowMs());
       found = at(attempts.address());
     }
