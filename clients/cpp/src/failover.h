@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <mutex>
@@ -10,13 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "clock.h"
 #include "paceline/client.h"
 #include "paceline/error.h"
 
 namespace paceline {
-
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
 
 // The order in which the calls of a client try its addresses, which are indexes. A call with a key begins where that
 // key's prompts are cached, unless the client has too many live calls there (AFFINITY in scheduler.proto); one without
