@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <utility>
 
 #include <openssl/sha.h>
@@ -43,6 +42,13 @@ std::string content_of(const v1::Message& message) {
   return joined;
 }
 
+// 1.25 of the mean load with the new call, rounded up: who has as much gets no more.
+uint64_t share(const std::vector<std::string>& order, const LoadOf& load) {
+  uint64_t sum = 1;
+  for (const std::string& address : order) sum += load(address);
+  return (5 * sum + 4 * order.size() - 1) / (4 * order.size());
+}
+
 }  // namespace
 
 std::string affinity_key(const v1::GenerateRequest& request, const std::string& own) {
@@ -70,21 +76,26 @@ std::string affinity_key(const v1::GenerateRequest& request, const std::string& 
   return sha256(bytes);
 }
 
-std::vector<size_t> preference(const std::string& key, const std::vector<std::string>& addresses) {
-  std::vector<std::string> weights;  // big-endian: in the order of their bytes
-  for (const std::string& address : addresses) weights.push_back(sha256(key + address).substr(0, 8));
-  std::vector<size_t> order(addresses.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return weights[a] != weights[b] ? weights[a] > weights[b] : addresses[a] < addresses[b];
+std::vector<std::string> preference(const std::string& key, const std::vector<std::string>& addresses) {
+  std::vector<std::pair<std::string, std::string>> weighed;  // weights are big-endian: in the order of their bytes
+  for (const std::string& address : addresses) weighed.emplace_back(sha256(key + address).substr(0, 8), address);
+  std::sort(weighed.begin(), weighed.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
   });
+  std::vector<std::string> order;
+  for (const auto& [weight, address] : weighed) order.push_back(address);
   return order;
 }
 
-size_t choice(const std::vector<size_t>& order, const std::vector<size_t>& loads) {
-  const size_t sum = std::accumulate(loads.begin(), loads.end(), size_t{1});
-  const size_t bound = (5 * sum + 4 * loads.size() - 1) / (4 * loads.size());  // rounded up
-  return *std::find_if(order.begin(), order.end(), [&](size_t address) { return loads[address] < bound; });
+std::string choice(const std::vector<std::string>& order, const LoadOf& live, const LoadOf& reported) {
+  const uint64_t least = share(order, live), most = share(order, reported);
+  const std::string* fewest = nullptr;
+  for (const std::string& address : order) {
+    if (live(address) >= least) continue;
+    if (reported(address) < most) return address;
+    if (!fewest) fewest = &address;
+  }
+  return *fewest;  // there is one: not all have more than the mean
 }
 
 }  // namespace paceline

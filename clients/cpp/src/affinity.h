@@ -3,7 +3,8 @@
 
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,10 +15,14 @@ namespace paceline {
 // 32 bytes that requests with the same beginning share. `own`: the caller's key, in place of them; empty: none.
 std::string affinity_key(const v1::GenerateRequest& request, const std::string& own);
 
-// The indexes of the addresses, that of the scheduler with the highest weight first.
-std::vector<size_t> preference(const std::string& key, const std::vector<std::string>& addresses);
+// The addresses, that of the scheduler with the highest weight first.
+std::vector<std::string> preference(const std::string& key, const std::vector<std::string>& addresses);
 
-// The first of the order whose load is within its share. `loads`: the client's live calls, by address.
-size_t choice(const std::vector<size_t>& order, const std::vector<size_t>& loads);
+using LoadOf = std::function<uint64_t(const std::string&)>;
+
+// The first of the order whose load is within its share: the client's live calls there, and the sequences of all
+// clients that the directory reports. If none is, the former alone count: one that says in vain that it has none gets
+// no more than its share.
+std::string choice(const std::vector<std::string>& order, const LoadOf& live, const LoadOf& reported);
 
 }  // namespace paceline

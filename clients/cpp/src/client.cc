@@ -1,7 +1,11 @@
 #include "paceline/client.h"
 
 #include <algorithm>
+#include <deque>
 #include <stdexcept>
+
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/support/async_unary_call.h>
 
 #include "connections.h"
 #include "resume.h"
@@ -19,21 +23,25 @@ void check_count(const std::string& what, size_t found, size_t wanted) {
 template <typename Method, typename Request>
 auto evaluate(Connections& connections, Method method, Request request, Timeout timeout) {
   if (request.request_id().empty()) request.set_request_id(drawn_id());
-  return connections.call(method, request, timeout, connections.failover_timeout());
+  return connections.call(method, request, timeout, connections.failover_timeout(), {{}, request.model(), {}});
 }
 
 }  // namespace
 
 Client::Client(const std::vector<std::string>& addresses, Options options) {
-  if (addresses.empty()) throw std::invalid_argument("no address is given");
-  connections_ = std::make_shared<Connections>(addresses, options);
+  std::vector<std::string> given;  // each once
+  for (const std::string& one : addresses) {
+    if (std::find(given.begin(), given.end(), one) == given.end()) given.push_back(one);
+  }
+  if (given.empty()) throw std::invalid_argument("no address is given");
+  connections_ = std::make_shared<Connections>(given, options);
 }
 
 Client::~Client() = default;
 
 Stream Client::generate(const v1::GenerateRequest& request, Timeout timeout, const std::string& affinity_key) {
   Attempts attempts = connections_->attempts(timeout, connections_->failover_timeout(),
-                                             connections_->affinity(request, affinity_key));
+                                             {connections_->affinity(request, affinity_key), request.model(), {}});
   return Stream(
       std::make_unique<Stream::State>(connections_, std::move(attempts), ResumableStream(identified(request))));
 }
@@ -44,7 +52,7 @@ std::vector<v1::Completion> Client::complete(const v1::GenerateRequest& request,
   *wrapped.mutable_request() = identified(request);
   const v1::GenerateUnaryResponse reply =
       connections_->call(&Stub::GenerateUnary, wrapped, timeout, connections_->failover_timeout(),
-                         connections_->affinity(request, affinity_key));
+                         {connections_->affinity(request, affinity_key), request.model(), {}});
   bool whole = reply.completions_size() == static_cast<int>(std::max(request.n(), 1u));
   for (int index = 0; index < reply.completions_size(); ++index) {
     const v1::Completion& one = reply.completions(index);
@@ -87,7 +95,8 @@ v1::RerankResponse Client::rerank(const v1::RerankRequest& request, Timeout time
 }
 
 std::vector<uint32_t> Client::tokenize(const v1::TokenizeRequest& request, Timeout timeout) {
-  const v1::TokenizeResponse reply = connections_->call(&Stub::Tokenize, request, timeout);
+  const v1::TokenizeResponse reply =
+      connections_->call(&Stub::Tokenize, request, timeout, Milliseconds{0}, {{}, request.model(), {}});
   return {reply.token_ids().begin(), reply.token_ids().end()};
 }
 
@@ -100,22 +109,32 @@ std::string Client::detokenize(const std::vector<uint32_t>& token_ids, Timeout t
 std::vector<std::string> Client::abort(const std::vector<std::string>& request_ids, Timeout timeout) {
   v1::AbortRequest request;
   request.mutable_request_ids()->Add(request_ids.begin(), request_ids.end());
-  std::vector<std::string> aborted;
-  std::optional<Error> failure;
-  bool answered = false;
-  for (size_t index = 0; index < connections_->size(); ++index) {
+  struct Asked {
     grpc::ClientContext context;
-    connections_->prepare(context, timeout);
     v1::AbortResponse reply;
-    const grpc::Status status = connections_->stub(index).Abort(&context, request, &reply);
-    if (!status.ok()) {
-      failure = error_of(status);
-      continue;
-    }
-    answered = true;
-    aborted.insert(aborted.end(), reply.aborted().begin(), reply.aborted().end());
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AbortResponse>> reader;
+  };
+  const auto calls = connections_->all();
+  std::deque<Asked> all(calls.size());
+  grpc::CompletionQueue queue;
+  for (size_t i = 0; i < all.size(); ++i) {
+    connections_->prepare(all[i].context, timeout);
+    all[i].reader = calls[i]->stub->AsyncAbort(&all[i].context, request, &queue);
+    all[i].reader->Finish(&all[i].reply, &all[i].status, nullptr);
   }
-  if (failure && !answered) throw *failure;
+  void* tag;
+  bool ok;
+  for (size_t i = 0; i < all.size(); ++i) queue.Next(&tag, &ok);
+  queue.Shutdown();
+  queue.Next(&tag, &ok);  // it is empty
+  std::vector<std::string> aborted;
+  bool answered = false;
+  for (const Asked& one : all) {
+    answered = answered || one.status.ok();
+    aborted.insert(aborted.end(), one.reply.aborted().begin(), one.reply.aborted().end());
+  }
+  if (!answered) throw error_of(all.front().status);
   return aborted;
 }
 

@@ -1,5 +1,6 @@
 #include "connections.h"
 
+#include <iterator>
 #include <thread>
 
 #include <grpcpp/create_channel.h>
@@ -29,15 +30,48 @@ grpc::ChannelArguments channel_arguments() {
 
 }  // namespace
 
-Connections::Connections(const std::vector<std::string>& addresses, const Options& options)
-    : addresses_(addresses),
-      authorization_(options.token.empty() ? "" : "Bearer " + options.token),
+Connections::Connections(const std::vector<std::string>& given, const Options& options)
+    : authorization_(options.token.empty() ? "" : "Bearer " + options.token),
       failover_timeout_(options.failover_timeout),
-      rotation_(addresses) {
-  const auto credentials = options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
-  for (const std::string& address : addresses) {
-    stubs_.push_back(
-        v1::SchedulerService::NewStub(grpc::CreateCustomChannel(address, credentials, channel_arguments())));
+      credentials_(options.credentials ? options.credentials : grpc::InsecureChannelCredentials()),
+      known_(given, options.credentials != nullptr, Directory::off),
+      rotation_(given) {
+  for (const std::string& address : given) at(address);
+}
+
+std::unique_ptr<Call> Connections::begin(Attempts& attempts) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (;;) {
+    if (auto stub = at(attempts.address())) return std::make_unique<Call>(stub, rotation_, attempts.address());
+    use_known();
+    attempts.skip(Clock::now());
+  }
+}
+
+std::vector<std::unique_ptr<Call>> Connections::all() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::unique_ptr<Call>> found;
+  for (const std::string& address : known_.present().addresses) {
+    if (auto stub = at(address)) found.push_back(std::make_unique<Call>(stub, rotation_, address));
+  }
+  return found;
+}
+
+// The stub of an address; null: it is known no more. Called with the mutex held.
+std::shared_ptr<Stub> Connections::at(const std::string& address) {
+  if (!known_.is_given(address) && !known_.tls_name(address)) return nullptr;
+  std::shared_ptr<Stub>& found = open_[address];
+  if (!found) {
+    found = v1::SchedulerService::NewStub(grpc::CreateCustomChannel(address, credentials_, channel_arguments()));
+  }
+  return found;
+}
+
+// Lets calls use the schedulers that are known now. Called with the mutex held.
+void Connections::use_known() {
+  rotation_.use(known_.present());
+  for (auto one = open_.begin(); one != open_.end();) {
+    one = rotation_.has(one->first) ? std::next(one) : open_.erase(one);
   }
 }
 

@@ -1,18 +1,11 @@
 #include "failover.h"
 
 #include <algorithm>
-#include <iterator>
-#include <string>
 #include <utility>
-
-#include "affinity.h"
 
 namespace paceline {
 namespace {
 
-// How long an address that could not be reached is tried last; doubles with each further failure.
-constexpr Milliseconds MIN_DOWN{1'000};
-constexpr Milliseconds MAX_DOWN{8'000};
 // Between two rounds through all addresses; doubles each round, unless a scheduler gives a hint.
 constexpr Milliseconds MIN_WAIT{100};
 constexpr Milliseconds MAX_WAIT{1'000};
@@ -32,49 +25,32 @@ Milliseconds rounded_up(Duration duration) {
 
 }  // namespace
 
-std::deque<size_t> Rotation::turn(const std::string& key) {
-  std::deque<size_t> turn;
-  if (key.empty()) {
-    for (size_t i = 0; i < addresses_.size(); ++i) turn.push_back((next_ + i) % addresses_.size());
-    next_ = (next_ + 1) % addresses_.size();
-    return turn;
-  }
-  const std::vector<size_t> order = preference(key, addresses_);
-  turn.push_back(choice(order, live_));
-  std::remove_copy(order.begin(), order.end(), std::back_inserter(turn), size_t{turn.front()});
-  return turn;
-}
-
-std::deque<size_t> Rotation::order(Clock::time_point now, const std::string& key) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::deque<size_t> order = turn(key);
-  std::stable_partition(order.begin(), order.end(), [&](size_t address) { return !is_down(address, now); });
-  return order;
-}
-
-void Rotation::up(size_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  down_[address] = {};
-}
-
-void Rotation::down(size_t address, Clock::time_point now) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (is_down(address, now)) return;
-  const Milliseconds length = std::clamp(2 * down_[address].length, MIN_DOWN, MAX_DOWN);
-  down_[address] = {now + length, length};
-}
-
 Attempts::Attempts(Rotation& rotation, Clock::time_point now, Timeout timeout, Milliseconds failover_timeout,
-                   Milliseconds load_wait, std::string key)
+                   Milliseconds load_wait, Wanted call)
     : rotation_(rotation),
-      key_(std::move(key)),
+      call_(std::move(call)),
       failover_timeout_(failover_timeout),
-      untried_(rotation.order(now, key_)),
       wait_(MIN_WAIT),
       load_wait_(load_wait) {
   if (timeout) deadline_ = now + *timeout;
-  address_ = untried_.front();
-  untried_.pop_front();
+  begin(order(now));
+}
+
+// Moves on to the first of these, with the others behind it.
+void Attempts::begin(std::deque<std::string> addresses) {
+  address_ = addresses.front();
+  addresses.pop_front();
+  untried_ = std::move(addresses);
+}
+
+void Attempts::drop_unknown() {
+  const auto is_unknown = [&](const std::string& one) { return !rotation_.has(one); };
+  untried_.erase(std::remove_if(untried_.begin(), untried_.end(), is_unknown), untried_.end());
+}
+
+void Attempts::skip(Clock::time_point now) {
+  drop_unknown();
+  begin(untried_.empty() ? order(now) : untried_);
 }
 
 Timeout Attempts::timeout(Clock::time_point now) const {
@@ -87,6 +63,7 @@ void Attempts::answered() {
   if (answered_) return;
   answered_ = true;
   rotation_.up(address_);
+  call_.begun_with = rotation_.model_at(address_);
 }
 
 Milliseconds Attempts::failed(const Error& error, Clock::time_point now) {
@@ -97,15 +74,31 @@ Milliseconds Attempts::failed(const Error& error, Clock::time_point now) {
     // The lost attempt: its scheduler has not noticed yet that we are gone.
   } else if (error.retryable() && !answered_) {
     refusals_.push_back(error);
-    if (error.reason == "NOT_READY" && !loads_) loads_ = address_;
+    if (error.reason == "NOT_READY" && loads_.empty()) loads_ = address_;
+  } else if (is_no_last_word(error)) {
+    std::stable_partition(untried_.begin(), untried_.end(),
+                          [&](const std::string& one) { return rotation_.is_given(one); });
   } else {
     throw error;
   }
   answered_ = false;
+  drop_unknown();
+  if (untried_.empty() && !gone_over_) {  // all others are down or drain
+    gone_over_ = true;
+    for (const std::string& one : order(now)) {
+      if (rotation_.is_foreign(one)) untried_.push_back(one);
+    }
+  }
   if (untried_.empty()) return next_round(error, now);
-  address_ = untried_.front();
-  untried_.pop_front();
+  begin(untried_);
   return Milliseconds{0};
+}
+
+// Whether a learned scheduler refused what a given one may take.
+bool Attempts::is_no_last_word(const Error& error) const {
+  if (rotation_.is_given(address_) || answered_) return false;
+  return error.code == grpc::StatusCode::NOT_FOUND || error.code == grpc::StatusCode::UNAUTHENTICATED ||
+         error.code == grpc::StatusCode::PERMISSION_DENIED || error.code == grpc::StatusCode::UNIMPLEMENTED;
 }
 
 // Whether the connection broke, or the scheduler ended, when it may have taken the call.
@@ -122,7 +115,7 @@ void Attempts::lose(const Error& error, Clock::time_point now) {
   lost_at_ = now;
   wait_ = MIN_WAIT;
   refusals_.clear();
-  untried_ = rotation_.order(now, key_);
+  untried_ = order(now);
   untried_.erase(std::remove(untried_.begin(), untried_.end(), address_), untried_.end());
 }
 
@@ -130,8 +123,8 @@ Milliseconds Attempts::next_round(const Error& error, Clock::time_point now) {
   const auto soonest = std::min_element(refusals_.begin(), refusals_.end(), [](const Error& a, const Error& b) {
     return a.retry_after.value_or(Milliseconds::max()) < b.retry_after.value_or(Milliseconds::max());
   });
-  if (!lost_at_ && loads_ && !waits_ && load_wait_ > Milliseconds{0}) {
-    address_ = *loads_;
+  if (!lost_at_ && rotation_.has(loads_) && !waits_ && load_wait_ > Milliseconds{0}) {
+    address_ = loads_;
     refusals_.clear();
     waits_ = true;
     return Milliseconds{0};
@@ -145,9 +138,7 @@ Milliseconds Attempts::next_round(const Error& error, Clock::time_point now) {
   if (deadline_) wait = std::clamp(rounded_up(*deadline_ - now), Milliseconds{0}, wait);
   wait_ = std::min(2 * wait_, MAX_WAIT);
   refusals_.clear();
-  untried_ = rotation_.order(now, key_);
-  address_ = untried_.front();
-  untried_.pop_front();
+  begin(order(now));
   return wait;
 }
 

@@ -218,8 +218,8 @@ void KnownSchedulers::age(Clock::time_point now) {
   erase_if(views_, [&](const View& one) { return one.at < oldest; });
 }
 
-// Joins what all have listed: a scheduler is known while one of them lists it. The word of a given scheduler counts more
-// than that of a learned one, and a newer more than an older.
+// Joins what all have listed: a scheduler is known while one of them lists it. The word of a given scheduler counts
+// more than that of a learned one, and a newer more than an older.
 void KnownSchedulers::join() {
   std::vector<const View*> views;
   for (const View& one : views_) views.push_back(&one);

@@ -52,7 +52,7 @@ bool Stream::State::read(v1::GenerateResponse& event) {
     }
     const grpc::Status status = reader_->Finish();
     reader_.reset();
-    live_.reset();
+    call_.reset();
     if (status.ok()) resumable.check_end();
     if (status.ok() || resumable.is_complete()) return false;
     again(error_of(status));
@@ -80,14 +80,14 @@ void Stream::State::begin() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (cancelled_) throw Error(grpc::StatusCode::CANCELLED, "the stream was cancelled");
   context_ = std::move(context);
-  live_ = connections->begin(attempts.address());
-  reader_ = connections->stub(attempts.address()).Generate(context_.get(), request);
+  call_ = connections->begin(attempts);
+  reader_ = call_->stub->Generate(context_.get(), request);
 }
 
 // Waits until the attempt after the failed one. Throws the error for the caller if there is none.
 void Stream::State::again(const Error& error) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const std::string& address = connections->address(attempts.address());
+  const std::string address = attempts.address();
   if (!cancelled_) {
     Milliseconds wait{0};
     try {
@@ -109,7 +109,7 @@ void Stream::State::end() {
   }
   reader_->Finish();
   reader_.reset();
-  live_.reset();
+  call_.reset();
 }
 
 }  // namespace paceline

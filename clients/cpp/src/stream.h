@@ -35,8 +35,8 @@ struct Stream::State {
   std::condition_variable cancellation_;
   bool cancelled_ = false;
   std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<Call> call_;  // as long as `reader_`
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader_;
-  std::unique_ptr<Rotation::Live> live_;  // as long as `reader_`
 };
 
 }  // namespace paceline

@@ -1,5 +1,5 @@
-// Plays the cases of tests/scenario/directory.json: which schedulers of a directory a client uses, and which of them get
-// its token. Exits with 1 at a difference.
+// Plays the cases of tests/scenario/directory.json: which schedulers of a directory a client uses, and which of them
+// get its token. Exits with 1 at a difference.
 
 #include <fstream>
 #include <iostream>
