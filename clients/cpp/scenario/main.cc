@@ -44,9 +44,7 @@ paceline::Client client_of(const json& step) {
   if (step.contains("ca")) {
     std::ostringstream pem;
     pem << std::ifstream(step["ca"].get<std::string>()).rdbuf();
-    grpc::SslCredentialsOptions tls;
-    tls.pem_root_certs = pem.str();
-    options.credentials = grpc::SslCredentials(tls);
+    options.tls.emplace().pem_root_certs = pem.str();
   }
   return paceline::Client(step["addresses"].get<std::vector<std::string>>(), options);
 }

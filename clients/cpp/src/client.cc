@@ -34,16 +34,20 @@ Client::Client(const std::vector<std::string>& addresses, Options options) {
     if (std::find(given.begin(), given.end(), one) == given.end()) given.push_back(one);
   }
   if (given.empty()) throw std::invalid_argument("no address is given");
-  connections_ = std::make_shared<Connections>(given, options);
+  const auto made = std::make_shared<Connections>(given, options);
+  // Streams may outlive the client and its copies; looks don't.
+  connections_ = std::shared_ptr<Connections>(made.get(), [made](Connections*) { made->end_looks(); });
 }
 
 Client::~Client() = default;
 
+std::vector<std::string> Client::addresses() const { return connections_->addresses(); }
+
 Stream Client::generate(const v1::GenerateRequest& request, Timeout timeout, const std::string& affinity_key) {
   Attempts attempts = connections_->attempts(timeout, connections_->failover_timeout(),
                                              {connections_->affinity(request, affinity_key), request.model(), {}});
-  return Stream(
-      std::make_unique<Stream::State>(connections_, std::move(attempts), ResumableStream(identified(request))));
+  return Stream(std::make_unique<Stream::State>(connections_->shared_from_this(), std::move(attempts),
+                                                ResumableStream(identified(request))));
 }
 
 std::vector<v1::Completion> Client::complete(const v1::GenerateRequest& request, Timeout timeout,
@@ -115,6 +119,7 @@ std::vector<std::string> Client::abort(const std::vector<std::string>& request_i
     grpc::Status status;
     std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AbortResponse>> reader;
   };
+  timeout = connections_->look_first(timeout);
   const auto calls = connections_->all();
   std::deque<Asked> all(calls.size());
   grpc::CompletionQueue queue;

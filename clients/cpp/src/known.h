@@ -14,11 +14,9 @@
 
 #include "clock.h"
 #include "entry.h"
+#include "paceline/client.h"
 
 namespace paceline {
-
-// Which schedulers of a directory a client uses: see KnownSchedulers.
-enum class Directory { off, safe, any };
 
 // Entries of one look that are read: as many as a directory has at most.
 constexpr size_t MAX_ENTRIES = 10'000;

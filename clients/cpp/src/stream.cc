@@ -46,16 +46,19 @@ void Stream::State::cancel() {
 bool Stream::State::read(v1::GenerateResponse& event) {
   for (;;) {
     if (!reader_) begin();
+    std::optional<Error> failure;
     while (receive(event)) {
+      if ((failure = connections->check_started(attempts.address(), event))) break;
       attempts.answered();
       if (resumable.see(event)) return true;
     }
-    const grpc::Status status = reader_->Finish();
-    reader_.reset();
-    call_.reset();
-    if (status.ok()) resumable.check_end();
-    if (status.ok() || resumable.is_complete()) return false;
-    again(error_of(status));
+    const grpc::Status status = leave(failure.has_value());
+    if (!failure) {
+      if (status.ok()) resumable.check_end();
+      if (status.ok() || resumable.is_complete()) return false;
+      failure = error_of(status);
+    }
+    again(*failure);
   }
 }
 
@@ -102,14 +105,19 @@ void Stream::State::again(const Error& error) {
 
 void Stream::State::end() {
   ended_ = true;
-  if (!reader_) return;
-  context_->TryCancel();
+  if (reader_) leave(true);
+}
+
+// Ends the current attempt, which has come to its end if it is not to be cancelled.
+grpc::Status Stream::State::leave(bool cancel) {
   v1::GenerateResponse ignored;
-  while (reader_->Read(&ignored)) {
+  if (cancel) context_->TryCancel();
+  while (cancel && reader_->Read(&ignored)) {
   }
-  reader_->Finish();
+  const grpc::Status status = reader_->Finish();
   reader_.reset();
   call_.reset();
+  return status;
 }
 
 }  // namespace paceline

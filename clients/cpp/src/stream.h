@@ -29,6 +29,7 @@ struct Stream::State {
   void begin();
   void again(const Error& error);
   void end();
+  grpc::Status leave(bool cancel);
 
   bool ended_ = false;
   std::mutex mutex_;  // of what `cancel` touches

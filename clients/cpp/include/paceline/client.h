@@ -31,13 +31,25 @@ class Connections;
 // A call's deadline, which the scheduler honours too; none: no deadline.
 using Timeout = std::optional<std::chrono::milliseconds>;
 
+// Which schedulers a client uses that the given ones list in their directory, all of the same model.
+enum class Directory {
+  off,   // none
+  safe,  // over TLS, by the authority in Options::tls and under the name that the directory has for each; or loopback
+  any,   // also without TLS elsewhere, if the client has none
+};
+
 struct Options {
   // Sent as `authorization: Bearer TOKEN`; empty: none is sent.
   std::string token;
-  // grpc::SslCredentials(...) encrypts. Null: plaintext, which a scheduler accepts on loopback only.
+  // Encrypts, by the authority in pem_root_certs (empty: the system's), with the client's own certificate if there is
+  // one. None: plaintext, which a scheduler accepts on loopback only.
+  std::optional<grpc::SslCredentialsOptions> tls;
+  // Any of gRPC's, in place of `tls`.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   // How long after the loss of its scheduler a call is sent again.
   std::chrono::milliseconds failover_timeout{30'000};
+  // Off with `credentials`, and with the system's authorities: anybody can have a certificate of theirs.
+  Directory directory = Directory::safe;
 };
 
 // One Generate call, over as many schedulers as it takes. Destroying it cancels the request: the scheduler computes
@@ -85,12 +97,16 @@ class Collector {
 
 // Calls one scheduler, or several that serve the same model. Calls are spread over them, and those that one refuses
 // are tried on the others. A stream whose scheduler dies goes on exactly on another one, or on the same one after its
-// restart. Safe for concurrent use.
+// restart. Where the schedulers have a directory, the client learns of others with the same model, and uses them too:
+// it looks beside its calls, every 10 s at most. Safe for concurrent use.
 class Client {
  public:
   // Each address is host:port. Throws std::invalid_argument if there is none.
   explicit Client(const std::vector<std::string>& addresses, Options options = {});
   ~Client();
+
+  // Of the schedulers that are used now: the given ones, then those learned from a directory.
+  std::vector<std::string> addresses() const;
 
   // A stream of events; its first `next` sends the request. Of several schedulers, requests with the same affinity key
   // go to the same one; without a key, those whose prompts begin alike.
