@@ -59,11 +59,11 @@ Timeout Attempts::timeout(Clock::time_point now) const {
   return rounded_up(*deadline_ - now);
 }
 
-void Attempts::answered() {
+void Attempts::answered(const std::string& model) {
   if (answered_) return;
   answered_ = true;
   rotation_.up(address_);
-  call_.begun_with = rotation_.model_at(address_);
+  call_.begun_with = model.empty() ? rotation_.model_at(address_) : model;
 }
 
 Milliseconds Attempts::failed(const Error& error, Clock::time_point now) {

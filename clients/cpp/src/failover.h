@@ -38,8 +38,8 @@ class Attempts {
   // The rest of the caller's timeout. Throws Error at its end.
   Timeout timeout(Clock::time_point now) const;
 
-  // The current attempt has received a message.
-  void answered();
+  // The current attempt has received a message. `model`: the fingerprint that it tells.
+  void answered(const std::string& model = {});
 
   // The current attempt has failed: moves `address` on, and returns the time to wait before that attempt. Throws the
   // error for the caller if there is to be none.

@@ -49,7 +49,7 @@ bool Stream::State::read(v1::GenerateResponse& event) {
     std::optional<Error> failure;
     while (receive(event)) {
       if ((failure = connections->check_started(attempts.address(), event))) break;
-      attempts.answered();
+      attempts.answered(event.started().model_fingerprint());
       if (resumable.see(event)) return true;
     }
     const grpc::Status status = leave(failure.has_value());
