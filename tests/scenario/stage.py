@@ -26,6 +26,8 @@ NOBODY = "nobody"
 """The name of an address where nothing listens."""
 MORTAL = ("first", "second", "lone")
 """Schedulers that the scenario may strike."""
+TELLING, TOLD = "telling", "told"
+"""The directory of the first has the second. Both are mortal."""
 PROXIES: Mapping[str, type[Proxy]] = {"cutting": Cutting, "stalling": Stalling, "newer": Newer}
 """Stand in front of `first`."""
 MUTE = "mute"
@@ -55,7 +57,7 @@ class Stage:
         self._directory = directory
         self._executor = executor
         self._schedulers: dict[str, ServiceProcess] = {}
-        self._ports = {name: kept_port() for name in (NOBODY, *MORTAL)}
+        self._ports = {name: kept_port() for name in (NOBODY, *MORTAL, TELLING, TOLD)}
         self._executors = {name: kept_port() for name in (LOADING, BROKEN)}  # ports of their own executors
         self._own: list[ServiceProcess] = []  # the executors there
         self._starts = 0
@@ -174,6 +176,16 @@ class Stage:
             if process.running:
                 process.signal(signal.SIGCONT)
 
+    def wait_told(self) -> None:
+        """Wait until the directory of `telling` has `told`."""
+
+        def is_told() -> bool:
+            with paceline.Client(self.address(TELLING)) as client:
+                client.abort(["nobody"])  # which asks all, so it looks into the directory before
+                return client.addresses[1:] == (self.address(TOLD),)
+
+        self._until(is_told, f"{TELLING} does not know {TOLD}")
+
     def wait_ready(self, name: str, security: Security) -> None:
         """Wait until a scheduler that answers nobody without TLS has an executor."""
         with paceline.Client(self.address(name), security=security) as client:
@@ -236,11 +248,15 @@ def stage(directory: Path) -> Iterator[Stage]:
         try:
             for name in MORTAL:
                 made.start(name)
+            told = made.address(TOLD)
+            made.start(TOLD, "--advertise", told)
+            made.start(TELLING, "--advertise", made.address(TELLING), "--peer", told)
             made.start("full", "--max-running", "1", "--max-queued-requests", "1")
             made.start("secured", "--tokens-file", str(tokens), *tls)
             made.start(LOADING)
             made.start(BROKEN)
-            with made.serving("full", *MORTAL):
+            with made.serving("full", *MORTAL, TELLING, TOLD):
+                made.wait_told()
                 made.wait_ready("secured", Security(TLS / "ca.pem", token=TOKEN))
                 made.break_down()
                 yield made

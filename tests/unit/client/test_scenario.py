@@ -19,8 +19,10 @@ from tests.scenario.stage import (
     NOBODY,
     PROXIES,
     STRIKES,
+    TELLING,
     TLS,
     TOKEN,
+    TOLD,
     UNKNOWN,
 )
 from tests.scenario.steps import MAX_TRIES, SCENARIO, take_again
@@ -30,7 +32,8 @@ OUTCOME: dict[str, Any] = {
     "ids": [1, 2],
     "text": "aé",
 }
-_SERVICES = {*MORTAL, BROKEN, LOADING, LIAR, NOBODY, MUTE, UNKNOWN, *PROXIES, "full", "secured"}
+_SERVICES = {*MORTAL, TELLING, TOLD, BROKEN, LOADING, LIAR, NOBODY, MUTE, UNKNOWN, *PROXIES}
+_SERVICES |= {"full", "secured"}
 _REQUESTS = {"score": pb.ScoreRequest, "embed": pb.EmbedRequest, "rerank": pb.RerankRequest}
 _FIELDS = {
     "name", "at", "call", "request", "text", "token_ids", "timeout_ms", "token", "tls", "failover_timeout_ms",
@@ -87,7 +90,9 @@ def test_a_step_says_what_runners_and_driver_understand(step: dict[str, Any]) ->
     json_format.ParseDict(step.get("request", {}), _REQUESTS.get(step["call"], pb.GenerateRequest)())
     struck = [step[how] for how in STRIKES if how in step]
     assert bool(struck) == ("report_after_tokens" in step)
-    assert all(set(names) <= set(step["at"]) & set(MORTAL) for names in struck)
+    learned = {TOLD} if TELLING in step["at"] else set()
+    mortal = {*step["at"], *learned} & {*MORTAL, TELLING, TOLD}
+    assert all(set(names) <= mortal for names in struck)
     assert step.get("token") in (None, "wrong", TOKEN)
     assert "tls" not in step or (TLS / step["tls"]).is_file()
 
