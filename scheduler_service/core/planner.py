@@ -355,7 +355,7 @@ class StepBuilder:
         """Whether one before it in turn is computing the beginning of its prompt: then it is held."""
         if sequence.is_behind:
             return False
-        found = self._pool.beginnings.awaited(sequence, self._limits.page_size)
+        found = self._pool.prefixes.awaited(sequence, self._limits.page_size)
         if found is None or _turn(sequence) < _turn(found[0]):
             return False
         if self._held < MAX_HELD:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scheduler_service.core.adapter_slots import UsedSlots
-from scheduler_service.core.beginnings import Beginnings
 from scheduler_service.core.fair_queue import FairQueue
+from scheduler_service.core.prompt_prefixes import PromptPrefixes
 from scheduler_service.core.queue import SequenceQueue
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.states import WITH_CACHE, SequenceState, Trigger
@@ -28,7 +28,7 @@ class SequencePool:
         self.isolated = SequenceQueue()  # queued or running ones that must run alone
         self.releases: list[int] = []  # cache ids, for the next plan
         self.release_at = 0.0  # when a step is sent for them alone, if nothing is queued
-        self.beginnings = Beginnings()
+        self.prefixes = PromptPrefixes()
         self.slots = UsedSlots()  # of the adapters of `running`
         self.preemptions = 0
         self.held = 0  # sequences in state HELD
@@ -54,7 +54,7 @@ class SequencePool:
         sequence.open(self._last_cache_id + 1, now)
         self._last_cache_id += 1
         if computes:
-            self.beginnings.begins(sequence)
+            self.prefixes.begins(sequence)
         self.queue.admitted(sequence)
         self.running.add(sequence)
         self.slots.hold(sequence.live.request.adapter)
@@ -104,7 +104,7 @@ class SequencePool:
 
     def prefilled(self, sequence: LiveSequence) -> None:
         """All of a running sequence's known tokens are computed."""
-        self.beginnings.ends(sequence, computed=True)
+        self.prefixes.ends(sequence, computed=True)
         self.unhold(sequence)
 
     def unhold(self, leader: LiveSequence) -> None:
@@ -121,7 +121,7 @@ class SequencePool:
 
     def lose_all(self) -> None:
         """Requeue all running sequences: their caches are lost with the executor, so none is released."""
-        self.beginnings.forget()
+        self.prefixes.forget()
         for sequence in list(self.running):
             computed = sequence.kv
             self.requeue(sequence)
@@ -162,7 +162,7 @@ class SequencePool:
         Charging looks at running sequences alone, so this is the last time. The caller sets the state.
         """
         self.queue.settle((sequence,))
-        self.beginnings.ends(sequence, computed=False)
+        self.prefixes.ends(sequence, computed=False)
         sequence.live.account.running -= 1
         self.running.remove(sequence)
         self.slots.drop(sequence.live.request.adapter)
@@ -179,7 +179,7 @@ class SequencePool:
         self.queue.check_integrity(self.running)
         self.slots.check_integrity(s.live.request.adapter for s in self.running)
         computing = (SequenceState.OPENING, SequenceState.PREFILLING)
-        self.beginnings.check_integrity({s.cache_id for s in running if s.state in computing})
+        self.prefixes.check_integrity({s.cache_id for s in running if s.state in computing})
         held = [s for s in sequences if s.state is SequenceState.HELD]
         assert self.held == len(held), "held sequences are miscounted"
         assert self.held_tokens == sum(len(s.tokens) for s in held), "held tokens are miscounted"

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core import beginnings
+from scheduler_service.core import prompt_prefixes
 from scheduler_service.core.errors import TooLate
 from scheduler_service.core.events import EndReason, Failure
 from scheduler_service.core.request import Continued, DraftingWish, Request
@@ -46,7 +46,7 @@ from tests.unit.scheduler.schedules import BACKENDS, CONTEXT, LATE_BACKENDS, Hap
 def short_beginnings() -> Iterator[None]:
     """Prompts wait for beginnings as short as they have them here."""
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(beginnings, "MIN_AWAITED_TOKENS", 4)
+        patches.setattr(prompt_prefixes, "MIN_AWAITED_TOKENS", 4)
         yield
 
 

@@ -24,7 +24,7 @@ MAX_BYTES = 8 << 20
 _SPACE_BYTES = 8  # in front of a prompt: prompts of other adapters and salts have nothing in common with it
 
 
-class Beginnings:
+class PromptPrefixes:
     """The prompts of sequences that are computing theirs, and of earlier ones."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core import beginnings
+from scheduler_service.core import prompt_prefixes
 from scheduler_service.core.account import Account
-from scheduler_service.core.beginnings import MIN_AWAITED_TOKENS, Beginnings
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.planner import MAX_HELD
+from scheduler_service.core.prompt_prefixes import MIN_AWAITED_TOKENS, PromptPrefixes
 from scheduler_service.core.request import Request
 from scheduler_service.core.sequence import LiveRequest, LiveSequence
 from scheduler_service.core.step import Capacity, PlannedStep
@@ -177,9 +177,9 @@ def test_the_one_with_most_in_common_is_found_and_memory_is_bounded(data: st.Dat
     ends = data.draw(st.lists(st.sampled_from([None, True, False]), min_size=12, max_size=12))
     asked = _sequence(data.draw(st.lists(st.integers(0, 2), min_size=2, max_size=8)), 99)
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(beginnings, "MIN_AWAITED_TOKENS", 1)
-        patches.setattr(beginnings, "MAX_PROMPTS", 3)
-        known, computing = Beginnings(), {}
+        patches.setattr(prompt_prefixes, "MIN_AWAITED_TOKENS", 1)
+        patches.setattr(prompt_prefixes, "MAX_PROMPTS", 3)
+        known, computing = PromptPrefixes(), {}
         for number, tokens in enumerate(prompts):
             sequence = _sequence(tokens, number + 1)
             known.begins(sequence)
