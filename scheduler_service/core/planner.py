@@ -318,11 +318,12 @@ class StepBuilder:
                 return
             if not self._slots.admits(sequence.live.request.adapter):
                 continue
-            if not force and self._awaits_beginning(sequence):
+            if not force and (awaited := self._awaited(sequence)) is not None:
                 if self._held == MAX_HELD:
                     self._block(sequence, WaitReason.PREFIX)
                     return
                 self._held += 1
+                pool.hold(sequence, *awaited)
                 continue
             if not self._fits_step(sequence):
                 self._block_for_step(sequence)
@@ -351,16 +352,12 @@ class StepBuilder:
             force = False
         self._block(None, WaitReason.ADAPTER_SLOT, 1)
 
-    def _awaits_beginning(self, sequence: LiveSequence) -> bool:
-        """Whether one before it in turn is computing the beginning of its prompt: then it is held."""
-        if sequence.is_behind:
-            return False
+    def _awaited(self, sequence: LiveSequence) -> tuple[LiveSequence, int] | None:
+        """One before it in turn that computes the beginning of its prompt, and how many tokens of that."""
+        if sequence.is_behind or sequence.source is not None:
+            return None
         found = self._pool.prefixes.awaited(sequence, self._limits.page_size)
-        if found is None or _turn(sequence) < _turn(found[0]):
-            return False
-        if self._held < MAX_HELD:
-            self._pool.hold(sequence, *found)
-        return True
+        return None if found is None or _turn(sequence) < _turn(found[0]) else found
 
     def _fits_step(self, sequence: LiveSequence) -> bool:
         """Whether the step has tokens, time and room in its answer for a part of a queued sequence."""
