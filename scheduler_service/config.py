@@ -10,16 +10,16 @@ from typing import Annotated, ClassVar, Literal
 
 from paceline.channel import Security, is_loopback
 from paceline.names import check_address
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from service_kit.identity import MAX_PRIORITY, Identity
-from service_kit.security import check_tls_files, read_token
-from service_kit.settings import ADMIN_TOKEN, ServiceSettings, StringList
+from service_kit.security import check_tls_files
+from service_kit.settings import ADMIN_TOKEN, StringList
 
 from scheduler_service.chat_formats import ToolFormatSetting
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.request import DraftingWish, DraftSource
-from scheduler_service.directory.places import one_spelling
+from scheduler_service.directory.settings import DirectorySettings
 from scheduler_service.link.executor import Timing
 from scheduler_service.model import (
     ADAPTER_NAME_RULE,
@@ -48,7 +48,7 @@ MAX_INSTANCE = 96
 """Characters of a scheduler's name. Session owners have up to 128 bytes, and add a link's number to it."""
 
 
-class SchedulerSettings(ServiceSettings):
+class SchedulerSettings(DirectorySettings):
     """Paceline's scheduler: takes requests, plans the executors' steps, streams tokens."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_SCHEDULER_")
@@ -57,12 +57,11 @@ class SchedulerSettings(ServiceSettings):
         "client_token": Identity("client", "token", 1.0, MAX_PRIORITY),
         ADMIN_TOKEN: Identity("admin", "token", 1.0, MAX_PRIORITY, admin=True),
     }
-    OTHER_SECRETS: ClassVar[frozenset[str]] = frozenset({"executor_token", "peer_token"})
+    OTHER_SECRETS: ClassVar[frozenset[str]] = DirectorySettings.OTHER_SECRETS | {"executor_token"}
     SECRET_FILES: ClassVar[tuple[str, ...]] = (
-        *ServiceSettings.SECRET_FILES,
+        *DirectorySettings.SECRET_FILES,
         "executor_tls_key",
         "executor_token_file",
-        "peer_token_file",
     )
 
     # Addresses
@@ -90,24 +89,6 @@ class SchedulerSettings(ServiceSettings):
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})?$",
         description="what clients call the model, in place of its own name; default: its own name",
     )
-
-    # The directory of a fleet
-    advertise: str = Field(
-        default="",
-        max_length=512,
-        description="HOST:PORT where clients reach this scheduler; with TLS, HOST as its certificate has it."
-        " Turns on the directory, from which clients that know one scheduler learn of the others",
-    )
-    peer: StringList = Field(
-        default=(),
-        description="address of another scheduler of the directory, or a DNS name of several; repeat it",
-    )
-    peer_tls_ca: Path | None = Field(
-        default=None,
-        description="PEM certificate authority of the peers; implies TLS to them, with tls-cert as the own"
-        " certificate",
-    )
-    peer_token_file: Path | None = Field(default=None, description="file with the token sent to peers")
 
     # Batches and queues
     max_step_tokens: int = Field(
@@ -256,19 +237,11 @@ class SchedulerSettings(ServiceSettings):
         default=None, description="file with the token that is sent to executors"
     )
 
-    @field_validator("advertise")
-    @classmethod
-    def _one_spelling(cls, address: str) -> str:
-        return one_spelling(address) if address else ""
-
     @model_validator(mode="after")
     def _consistent(self) -> SchedulerSettings:
         check_tls_files(self.executor_security)
-        check_tls_files(self.peer_security)
-        if self.peer and not self.advertise:
-            raise ValueError("--peer needs --advertise, the address that peers learn of this scheduler")
         addresses = (*self.executor, *self.draft_executor)
-        for address in (*addresses, *self.peer):
+        for address in addresses:
             check_address(address)
         if len(set(addresses)) != len(addresses):
             raise ValueError("--executor, --draft-executor: an address is given twice")
@@ -278,21 +251,16 @@ class SchedulerSettings(ServiceSettings):
     def check_secrets(self) -> None:
         """Raises ValueError if two tokens are equal or are given twice, or the tokens file is malformed."""
         super().check_secrets()
-        _ = self.executor_security, self.peer_security
+        _ = self.executor_security
 
     def security_warnings(self) -> list[str]:
-        """As `ServiceSettings`, and one for plaintext connections to executors on other machines."""
+        """As `DirectorySettings`, and one for plaintext connections to executors on other machines."""
         warnings = super().security_warnings()
         addresses = (*self.executor, *self.draft_executor)
         if self.executor_tls_ca is None and (far := [one for one in addresses if not is_loopback(one)]):
             warnings.append(
                 f"plaintext to executors beyond this machine ({', '.join(far)}): their token, and all "
                 "prompts and outputs, can be read on the way; --executor-tls-ca closes it"
-            )
-        if self.peer_tls_ca is None and (far := [one for one in self.peer if not is_loopback(one)]):
-            warnings.append(
-                f"plaintext to peers beyond this machine ({', '.join(far)}): their token can be read on the"
-                " way, and anybody there can answer in their place; --peer-tls-ca closes it"
             )
         return warnings
 
@@ -382,19 +350,3 @@ class SchedulerSettings(ServiceSettings):
         """
         token = self._sent_token(self.executor_token_file, "executor_token")
         return Security(self.executor_tls_ca, self.executor_tls_cert, self.executor_tls_key, token)
-
-    @property
-    def peer_security(self) -> Security:
-        """TLS files and token of the connections to peers. Raises ValueError as `executor_security`."""
-        token = self._sent_token(self.peer_token_file, "peer_token")
-        if self.peer_tls_ca is None:
-            return Security(token=token)
-        return Security(self.peer_tls_ca, self.tls_cert, self.tls_key, token)
-
-    def _sent_token(self, file: Path | None, name: str) -> str:
-        """The token in a file or a secret; "" without either. Raises ValueError if it is given twice."""
-        token, secret = read_token(file), self._secrets.get(name, "")
-        if token and secret:
-            flag = name.replace("_", "-")
-            raise ValueError(f"the {flag} is given twice: --{flag}-file and a secret")
-        return token or secret

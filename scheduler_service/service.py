@@ -227,7 +227,7 @@ class SchedulerService:
         settings, model, core = self.settings, self._model(), self.core.snapshot()
         return Listing(
             address=settings.advertise,
-            tls_name=settings.advertise.rpartition(":")[0].strip("[]") if settings.tls_cert else "",
+            tls_name=settings.advertised_tls_name,
             model=model.name if model else "",
             model_fingerprint=model.fingerprints.model if model else b"",
             adapters=tuple(adapter.name for adapter in self.wanted.served),

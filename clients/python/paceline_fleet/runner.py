@@ -82,7 +82,6 @@ class StackLaunch:
         host = "127.0.0.1" if self.address == "loopback" else node_ip
         name = {"loopback": host, "ip": node_ip}.get(self.address) or socket.getfqdn()
         drain = f"--drain-timeout-s={model.drain_timeout_s}"
-        files = (f"--tls-cert={self.tls.cert}", f"--tls-key={self.tls.key}") if self.tls else ()
         return StackConfig(
             backend=model.backend,
             model=path,
@@ -100,7 +99,7 @@ class StackLaunch:
                 drain,
                 f"--advertise={f'[{name}]' if ':' in name else name}:{port}",
                 f"--tokens-file={self.tokens.clients}",
-                *files,
+                *(self.tls.flags if self.tls else ()),
                 *(("--insecure",) if self.insecure else ()),
                 *model.flags("scheduler"),
             ),

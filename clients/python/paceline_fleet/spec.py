@@ -24,6 +24,7 @@ _FLEET_FLAGS = {
     "local-socket": "the fleet uses it",
     "executor": "a stack has its own",
     "advertise": "`address` and `ports` choose it",
+    "advertise-tls-name": "`tls.name` is it",
     "peer": "the fleet fills the directory",
     "tokens-file": "`tokens` names it",
     "auth-token-file": "`tokens` names the tokens",
@@ -141,11 +142,19 @@ class TokenFiles(_Part):
 
 
 class TlsFiles(_Part):
-    """TLS files, which lie on every node under the same path; the certificate has each node's name."""
+    """TLS files, which lie on every node under the same path."""
 
     cert: Path
     key: Path
     ca: Path  # the authority of all the stacks
+    name: Annotated[str, Field(max_length=255)] = ""
+    """The name in the certificate; empty: each node's address."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Those of a scheduler."""
+        name = (f"--advertise-tls-name={self.name}",) if self.name else ()
+        return (f"--tls-cert={self.cert}", f"--tls-key={self.key}", *name)
 
 
 class RayCluster(_Part):

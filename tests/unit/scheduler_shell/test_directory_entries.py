@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
@@ -14,7 +16,10 @@ from scheduler_service.directory.directory import (
 from scheduler_service.directory.places import is_here, one_spelling
 from scheduler_service.errors import ErrorReason, ServiceError
 from scheduler_service.model import ServiceState
+from tests.support.checkout import ROOT
 from tests.unit.scheduler_shell.listings import LISTING
+
+TLS = ROOT / "tests" / "support" / "tls"
 
 
 def entry_at(address: str) -> pb.SchedulerEntry:
@@ -126,3 +131,32 @@ def test_what_leads_to_no_one_host_or_has_several_readings_is_no_address(host: s
         decode_entry(entry_at(f"{host}:50051"))
     with pytest.raises(ValueError, match="advertise"):
         SchedulerSettings(executor=("127.0.0.1:1",), advertise=f"{host}:50051")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, ""),
+        ({"tls": True}, "10.0.0.7"),
+        ({"tls": True, "advertise_tls_name": "fleet.example"}, "fleet.example"),
+    ],
+)
+def test_the_name_of_the_certificate_is_the_advertised_host_or_another_that_is_given(
+    given: dict[str, Any], name: str
+) -> None:
+    given = dict(given)
+    if given.pop("tls", False):
+        given |= {"tls_cert": TLS / "server.pem", "tls_key": TLS / "server.key"}
+    settings = SchedulerSettings(executor=("127.0.0.1:1",), advertise="10.0.0.7:50051", **given)
+    assert settings.advertised_tls_name == name
+
+
+@pytest.mark.parametrize("lacks", ["advertise", "tls_cert"])
+def test_a_name_for_a_certificate_that_nobody_would_see_is_refused(lacks: str) -> None:
+    given: dict[str, Any] = {"advertise": "10.0.0.7:50051", "tls_cert": TLS / "server.pem"}
+    given |= {"tls_key": TLS / "server.key", "advertise_tls_name": "fleet.example"}
+    if lacks == "tls_cert":
+        del given["tls_key"]
+    del given[lacks]
+    with pytest.raises(ValueError, match="--advertise-tls-name needs"):
+        SchedulerSettings(executor=("127.0.0.1:1",), **given)

@@ -30,10 +30,16 @@ _FIELDS = (
 )  # fmt: skip
 _ROUTERS = ("tls-cert", "tls-key", "health-port", "health-host", "metrics-port", "metrics-host", "reflection")
 _EVERYBODYS = ("tokens-file", "auth-token-file", "drain-timeout-s")
-_NOBODYS = ("tls-client-ca", "advertise", "peer", "config", "model-name", "local-socket", "port-file")
+_NOBODYS = (
+    "tls-client-ca", "advertise", "advertise-tls-name", "peer", "config", "model-name", "local-socket",
+    "port-file",
+)  # fmt: skip
 _ONE_FOR_ALL = ("tokens-file", "auth-token-file", "tls-cert", "tls-key")
 _NOT_HERE = "not with several models (docs/several-models.md)"
-_HIDDEN = ("TOKENS_FILE", "AUTH_TOKEN_FILE", "CONFIG", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ADVERTISE")
+_HIDDEN = (
+    "TOKENS_FILE", "AUTH_TOKEN_FILE", "CONFIG", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ADVERTISE",
+    "ADVERTISE_TLS_NAME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
