@@ -38,9 +38,9 @@ class FleetDownError(Exception):
     """The fleet's Ray isn't there; the message says what to do."""
 
 
-def set_up_environment(token_file: Path) -> None:
-    """Have Ray in this process and its children use the token of a file. Before `ray` is imported."""
-    os.environ |= {
+def own_environment(token_file: Path) -> dict[str, str]:
+    """What Ray reads from the environment of each process of a fleet's cluster."""
+    return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,6 +50,11 @@ def set_up_environment(token_file: Path) -> None:
         "RAY_prestart_worker_first_driver": "0",  # a process for each CPU, which a fleet does not use
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
+
+
+def set_up_environment(token_file: Path) -> None:
+    """Have Ray in this process and its children use the token of a file. Before `ray` is imported."""
+    os.environ |= own_environment(token_file)
     os.environ.pop("RAY_AUTH_TOKEN", None)  # the file counts
     os.environ.pop("RAY_ADDRESS", None)
 

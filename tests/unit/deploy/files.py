@@ -15,8 +15,9 @@ from scheduler_service.config import SchedulerSettings
 from tests.support.checkout import ROOT
 
 DEPLOY = ROOT / "deploy"
-BASE = DEPLOY / "kubernetes" / "base"
-AUTOSCALING = DEPLOY / "kubernetes" / "autoscaling"
+KUBERNETES = DEPLOY / "kubernetes"
+BASE = KUBERNETES / "base"
+AUTOSCALING = KUBERNETES / "autoscaling"
 SYSTEMD = DEPLOY / "systemd"
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 DOCKERFILE = DEPLOY / "Dockerfile"

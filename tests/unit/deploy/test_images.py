@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import ROOT
-from tests.unit.deploy.files import COMPOSE, DOCKERFILE, USER, documents, manifests
+from tests.unit.deploy.files import COMPOSE, DOCKERFILE, KUBERNETES, USER, documents, manifests
 
 TEXT = DOCKERFILE.read_text()
 IGNORED = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines()
@@ -25,7 +25,7 @@ SERVICES = {"executor": "executor_service", "scheduler": "scheduler_service"}
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_image_starts_its_service_as_a_user_without_rights(service: str) -> None:
     base, body = STAGES[service]
-    assert base == "runtime"
+    assert base in ("runtime", "gpu-runtime")
     assert re.findall(r"^USER (\S+)$", body, re.M)[-1] == f"{USER}:{USER}"
     (entry,) = re.findall(r"^ENTRYPOINT (.+)$", body, re.M)
     assert entry == f'["tini", "--", "python", "-m", "{SERVICES[service]}"]'
@@ -63,11 +63,14 @@ def test_all_deployments_run_the_images_of_this_version() -> None:
     tag = _project()["version"]
     pod = manifests()["Deployment"]["spec"]["template"]["spec"]
     images = [one["image"] for one in (*pod["initContainers"], *pod["containers"])]
+    (cluster,) = documents(KUBERNETES / "fleet" / "ray-cluster.yaml")
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    images += [one["image"] for group in groups for one in group["template"]["spec"]["containers"]]
     for file in COMPOSE.parent.glob("*.yaml"):
         images += [one["image"] for one in documents(file)[0]["services"].values()]
     images += re.findall(r"-t (\S+)", TEXT)
     images += re.findall(r"-t (\S+)", (ROOT / "docs" / "deploy.md").read_text())
-    assert set(images) == {f"paceline-{image}:{tag}" for image in (*SERVICES, "stack")}
+    assert set(images) == {f"paceline-{image}:{tag}" for image in (*SERVICES, "stack", "fleet")}
 
 
 def _pyproject() -> Any:
