@@ -28,7 +28,7 @@ serve: $(SERVING) ## Serve the default model until Ctrl-C (ARGS="--port 50060" .
 test: $(STAMP) $(MODEL) ## Run the default test suite, three files at a time (ARGS="-k name" ...)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: $(STAMP) $(MODEL) ## Run the tests of several services at once, which take half a minute a file
+test-long: $(STAMP) $(MODEL) ## Run the tests that kill, freeze and flood services, and others of many seconds a file
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'long and not slow' --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found

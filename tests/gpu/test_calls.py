@@ -22,7 +22,7 @@ from tests.gpu.runner import Outcome
 from tests.support.checkout import ROOT, environment
 
 MACHINE = {"driver": "NVIDIA A, 580, 80 GiB"}
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
 
 @pytest.mark.parametrize("name", lists.LISTS)

@@ -15,6 +15,8 @@ from tests.support.checkout import environment
 from tests.support.ports import kept_port
 from tests.support.serve import Serve, gone, run, serving
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:

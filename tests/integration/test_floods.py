@@ -17,11 +17,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from paceline import aio, errors
 from paceline.channel import MAX_CONNECTION_STREAMS, Link, open_aio_channel, server_options
 
 from tests.support.stack import oracle_stack
 from tests.support.untyped import raw
+
+pytestmark = pytest.mark.long
 
 METHOD = b"/test.Echo/Echo"
 

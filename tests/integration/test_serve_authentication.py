@@ -14,6 +14,8 @@ from paceline.channel import Security
 from tests.support.checkout import ROOT
 from tests.support.serve import Serve, run, serving
 
+pytestmark = pytest.mark.long
+
 TLS = ROOT / "tests" / "support" / "tls"
 PORT_WITH_TLS = ["-S", f"tls-cert={TLS / 'server.pem'}", "-S", f"tls-key={TLS / 'server.key'}"]
 FOR_CERTIFIED = [*PORT_WITH_TLS, "-S", f"tls-client-ca={TLS / 'ca.pem'}"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.model.models_table import table, wrapped_table
 from tests.unit.docs.pages import ROOT
 
 
+@pytest.mark.long
 def test_the_page_lists_what_the_loader_accepts() -> None:
     page = (ROOT / "docs" / "models.md").read_text()
     # Different? `python -m tests.model.models_table` prints the table as it should be.

@@ -24,6 +24,8 @@ from tests.support.collectives import counted_collectives
 from tests.support.untyped import present
 from tests.unit.executor.harness import Harness, opening
 
+pytestmark = pytest.mark.long
+
 PAGE, PAGES, VOCABULARY = 16, 256, 211
 PAIRS = [("llama-untied-bias", 2), ("qwen3-moe", 2)]
 GROUPS = [

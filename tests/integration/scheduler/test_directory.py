@@ -21,6 +21,8 @@ from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.long
+
 TOKENS = {"client": "client's", "admin": "admin's", "actor": "actor's", "other": "other's", "peer": "peer's"}
 TIMEOUT_S = 60.0
 

@@ -15,6 +15,8 @@ from tests.model.default_model import default_model
 from tests.support.processes import ServiceProcess
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
+pytestmark = pytest.mark.long
+
 STREAMS, TOKENS = 16, 120
 EXECUTOR = ["--step-ms", "4"]
 

@@ -16,6 +16,8 @@ from tests.grammars.pairs import all_pairs
 from tests.model.default_model import default_model
 from tests.support.stack import Stack, eventually, oracle_stack
 
+pytestmark = pytest.mark.long
+
 SCHEMA = {
     "type": "object",
     "properties": {

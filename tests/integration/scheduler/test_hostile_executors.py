@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
 from google.protobuf.message import Message
 from paceline import aio, errors
 from paceline.executor.v1 import executor_pb2 as pb
 
 from tests.support.altering_proxy import Alteration, AlteringProxy, altering_proxy, unaltered
 from tests.support.stack import Stack, eventually, ids_of
+
+pytestmark = pytest.mark.long
 
 STREAMS, TOKENS = 3, 20
 STEP = "StreamUnifiedDecode"

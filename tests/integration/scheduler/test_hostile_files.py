@@ -14,6 +14,8 @@ from executor_service.backends.byte_tokenizer import byte_tokenizer
 from tests.support.doctored_executor import doctored_executor, doctored_stack
 from tests.support.stack import Stack, eventually, oracle_stack
 
+pytestmark = pytest.mark.long
+
 ENDLESS = (
     "{% if messages[0].content == 'loop' %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

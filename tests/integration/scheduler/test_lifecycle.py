@@ -17,6 +17,8 @@ from paceline.channel import Security
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, eventually, oracle_stack
 
+pytestmark = pytest.mark.long
+
 PROMPT = "Once upon a time"
 TLS = Path(__file__).parents[2] / "support" / "tls"
 LONG = {"max_tokens": 20_000, "ignore_eos": True}

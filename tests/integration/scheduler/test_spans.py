@@ -23,6 +23,8 @@ from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack, eventually, oracle_stack
 
+pytestmark = pytest.mark.long
+
 REQUESTS, CONTINUED = 200, 40
 WAITS = ("queue", "preempted", "failover")
 MS = 1e-3

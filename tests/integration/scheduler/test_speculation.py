@@ -16,6 +16,8 @@ from paceline.types import Delta, Drafter, Speculation
 from tests.support.ports import kept_port
 from tests.support.stack import HEAL_S, Stack, eventually, ids_of, oracle_stack
 
+pytestmark = pytest.mark.long
+
 STREAMS, TOKENS = 4, 60
 EXECUTOR = ["--step-ms", "4"]
 DRAFT = ["--draft-agreement", "0.8", "--step-ms", "0.5"]

@@ -23,6 +23,8 @@ from tests.support.ports import kept_port
 from tests.support.processes import ServiceProcess
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.long
+
 ORACLE = ("--step-ms", "4")
 
 

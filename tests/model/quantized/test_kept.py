@@ -121,6 +121,7 @@ def backend_of(path: Path, ranks: int) -> Backend:
     return make_backend(config.backend_settings, config.follower_flags)
 
 
+@pytest.mark.long
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     """Blocks of 24 columns do not end where a rank's part does, so some parts are dequantized."""
     theirs = written("fp8", tmp_path)

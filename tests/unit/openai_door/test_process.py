@@ -25,6 +25,7 @@ def test_beyond_loopback_only_schedulers_that_refuse_strangers_are_used(
         raise _Made
 
     monkeypatch.setattr(process, "Client", client)
+    monkeypatch.setattr(process.logs, "configure", lambda *_: None)  # of this process
     with pytest.raises(_Made):
         process.main(["--scheduler", "127.0.0.1:1", "--host", host, "--insecure"])
     assert given["directory"] == directory

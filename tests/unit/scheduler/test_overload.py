@@ -14,6 +14,8 @@ import pytest
 from scheduler_service.core.config import CoreConfig
 from tests.unit.scheduler.simulation import Call, Simulation, StepCost, poisson, quantile
 
+pytestmark = pytest.mark.long
+
 WARM_UP_S = 8.0
 PLACES = 64
 LENGTH, PROMPT = 20, 16

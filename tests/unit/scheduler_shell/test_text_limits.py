@@ -28,6 +28,8 @@ from tests.unit.scheduler_shell.text_processes import (
     when,
 )
 
+pytestmark = pytest.mark.long
+
 DOUBLES = (
     "{% set ns = namespace(text='x' * 1000000) %}"
     "{% for i in range(30) %}{% set ns.text = ns.text ~ ns.text %}{% endfor %}"
