@@ -8,6 +8,7 @@ import pytest
 from paceline.aio import Client
 from paceline_openai import Gateway
 from paceline_openai import __main__ as process
+from service_kit import logs
 
 
 class _Made(Exception):
@@ -25,7 +26,7 @@ def test_beyond_loopback_only_schedulers_that_refuse_strangers_are_used(
         raise _Made
 
     monkeypatch.setattr(process, "Client", client)
-    monkeypatch.setattr(process.logs, "configure", lambda *_: None)  # of this process
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # of this process
     with pytest.raises(_Made):
         process.main(["--scheduler", "127.0.0.1:1", "--host", host, "--insecure"])
     assert given["directory"] == directory
