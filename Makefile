@@ -9,11 +9,13 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 STUBS ?= clients/python
+EXTRAS := deploy,docs,openai-sdk,pyright,ray,triton
+comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := # empty: tests start hundreds of processes, which would compile all code anew
 
 .DEFAULT_GOAL := help
-.PHONY: help recording references demo serve test test-long test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install clean
+.PHONY: help recording references demo serve test test-long test-slow test-commands test-wheel test-node test-openai test-openai-frameworks test-page test-fleet test-board test-clients test-triton lint wheel kernels format protos blocking bench bench-hostile bench-door-hostile soak bench-gpu gpu-wheels check-deploy check-alerts docs model install extras clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-23s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +36,7 @@ test-long: $(STAMP) $(MODEL) ## Run the tests that kill, freeze and flood servic
 test-slow: $(STAMP) $(MODEL) ## Run the tests that take minutes each, and print what they found
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
-test-commands: $(STAMP) $(MODEL) ## Run what README and docs tell readers to run, against real services
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pyright]'
+test-commands: $(STAMP) $(VENV)/.extra-pyright $(MODEL) ## Run what README and docs tell readers to run, against real services
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/commands tests/gpu -m commands --numprocesses 2 --dist worksteal $(ARGS)
 
 wheel: $(STAMP) ## Build the wheel into dist/, the same bytes each time (pipx install "$$(ls dist/*.whl)[all]")
@@ -47,8 +48,7 @@ test-wheel: $(STAMP) ## Install the wheel into an empty environment and run a st
 test-node: $(STAMP) ## Run the Node client's tests against a live service
 	cd clients/node && npm ci --no-audit --no-fund && npm test
 
-test-openai: $(STAMP) $(MODEL) ## OpenAI's own SDKs, Python and Node, against `paceline serve --openai`
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openai-sdk]'
+test-openai: $(STAMP) $(VENV)/.extra-openai-sdk $(MODEL) ## OpenAI's own SDKs, Python and Node, against `paceline serve --openai`
 	cd tests/gateway && npm ci --no-audit --no-fund
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m openai --numprocesses 2 --dist loadfile $(ARGS)
 
@@ -58,12 +58,10 @@ test-openai-frameworks: $(STAMP) ## LangChain, litellm, LlamaIndex and Node's AI
 	npm install --prefix build/frameworks/node --no-save --no-audit --no-fund ai@6 @ai-sdk/openai-compatible@2 zod@4
 	$(BIN)/python -m tests.gateway.frameworks build/frameworks/bin/python build/frameworks/node/node_modules
 
-test-page: $(STAMP) ## The chat page and the timeline in a browser: needs chromium and chromedriver (apt install chromium-driver)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+test-page: $(STAMP) $(VENV)/.extra-browser ## The chat page and the timeline in a browser: needs chromium and chromedriver (apt install chromium-driver)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gateway -m browser $(ARGS)
 
-test-fleet: $(STAMP) ## Stacks on three nodes of Ray on this machine, of which one is killed under streams (ARGS="-m 'fleet and slow'")
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+test-fleet: $(STAMP) $(VENV)/.extra-ray ## Stacks on three nodes of Ray on this machine, of which one is killed under streams (ARGS="-m 'fleet and slow'")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fleet -m 'fleet and not slow' -s $(ARGS)
 
 test-board: $(STAMP) ## Each query of the Grafana board on a served demo: needs Prometheus (apt install prometheus)
@@ -72,8 +70,7 @@ test-board: $(STAMP) ## Each query of the Grafana board on a served demo: needs 
 test-clients: $(STAMP) ## Build the clients of all languages and run one scenario with each (ARGS="go ruby")
 	.ci/clients $(BIN) $(ARGS)
 
-test-triton: $(STAMP) ## Interpret and compile the CUDA kernels; no GPU needed (ARGS="-m slow": all shapes)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
+test-triton: $(STAMP) $(VENV)/.extra-triton ## Interpret and compile the CUDA kernels; no GPU needed (ARGS="-m slow": all shapes)
 	$(BIN)/python -m pytest tests/triton -m 'triton and not slow' $(ARGS)
 
 lint: $(STAMP) ## Style, types, import arrows, contract
@@ -104,15 +101,13 @@ references: $(STAMP) ## Write docs/reference anew, from the code
 blocking: $(STAMP) ## Write the blocking Python clients anew, from the asyncio ones
 	$(BIN)/python .ci/blocking-clients
 
-check-deploy: $(STAMP) ## Check the files of deploy/ by schemas and linters of their formats
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[deploy]'
+check-deploy: $(STAMP) $(VENV)/.extra-deploy ## Check the files of deploy/ by schemas and linters of their formats
 	.ci/check-deploy $(BIN)
 
 check-alerts: ## Check the alert rules, and run their unit tests: needs promtool (apt install prometheus)
 	cd deploy/prometheus && promtool check rules alerts.yaml && promtool test rules alerts_test.yaml
 
-docs: $(STAMP) ## Build the site of docs/ into build/docs; a warning is an error
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(STAMP) $(VENV)/.extra-docs ## Build the site of docs/ into build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -b html docs build/docs
 
 recording: $(STAMP) $(MODEL) ## Draw examples/kill_nine.py as it runs here into docs/pictures: needs npx
@@ -155,6 +150,15 @@ $(SERVING): pyproject.toml constraints.txt
 $(STAMP): $(SERVING)
 	@.ci/set-up "$(PYTHON)" $(VENV) dev developing
 	@touch $@
+
+# What a few targets need besides, installed once for each extra.
+$(VENV)/.extra-%: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+extras: $(STAMP) ## Install at once what the targets of .ci/run need besides
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $(patsubst %,$(VENV)/.extra-%,$(subst $(comma), ,$(EXTRAS)))
 
 clean: ## Remove what was made, but for the model
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
