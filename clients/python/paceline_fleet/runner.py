@@ -14,17 +14,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import typer
 from paceline.cli.serve import QUIET
-from paceline.cli.served_model import default_sampling, served_model
+from paceline.cli.served_model import default_sampling
 from paceline.cli.stack import Stack, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
 from paceline.directory import LOOK_EVERY_S
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 
 from paceline_fleet.announcer import Announcer, own_entry
+from paceline_fleet.node_models import model_on_node
 from paceline_fleet.roster import StackReport
 from paceline_fleet.spec import FleetModel, TlsFiles, TokenFiles
 from paceline_fleet.tokens import stack_token
@@ -67,18 +68,12 @@ class StackLaunch:
             tls=TlsFiles.model_validate(common["tls"]) if common["tls"] else None,
         )
 
-    def config(self, node_ip: str, port: int, executor_port: int) -> StackConfig:
-        """The stack to start, with the model's path on this node. Raises ChildFailed if it isn't there.
+    def config(self, path: Path | None, node_ip: str, port: int, executor_port: int) -> StackConfig:
+        """The stack to start, with the model's path on this node.
 
         The executor sees the GPUs that Ray gave to this process, by CUDA_VISIBLE_DEVICES, which it inherits.
         """
         model = self.model
-        try:
-            path = served_model(model.backend, model.model)
-        except typer.Exit:
-            raise ChildFailed(
-                f"{model.model or 'the default model'} is not on this node: `paceline pull` it"
-            ) from None
         host = "127.0.0.1" if self.address == "loopback" else node_ip
         name = {"loopback": host, "ip": node_ip}.get(self.address) or socket.getfqdn()
         drain = f"--drain-timeout-s={model.drain_timeout_s}"
@@ -135,7 +130,9 @@ class StackRunner:
                 self._cleanup.enter_context(_reserved(where, self._launch.ports)).getsockname()[1]
                 for where in (host, "127.0.0.1")
             ]
-            config = await asyncio.to_thread(self._launch.config, self._node_ip, *ports)
+            model = self._launch.model
+            path = await model_on_node(model.backend, model.model, self._fetching)
+            config = self._launch.config(path, self._node_ip, *ports)
             self._stack = await self._cleanup.enter_async_context(starting(config, self._say, self._loading))
         except (ChildFailed, OSError) as error:
             await self._end("failed", str(error))
@@ -180,6 +177,9 @@ class StackRunner:
 
     def _say(self, name: str, line: str) -> None:
         self._lines.append(f"{time.strftime('%H:%M:%S')} {name:>9} {line}")
+
+    def _fetching(self, what: str) -> None:
+        self._about = replace(self._about, reason=what)
 
     def _loading(self, what: str, fraction: float) -> None:
         self._about = replace(self._about, reason=f"{what} ({fraction:.0%})" if fraction else what)
