@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.aio import Client
+from paceline.channel import Security
 from paceline.failover import FAILOVER_TIMEOUT_S
 from paceline_openai import Bounds, Gateway
 from paceline_openai.beginnings import EXTRA_STREAMS
@@ -107,12 +108,13 @@ async def serving_door(
     *schedulers: str,
     bounds: Bounds | None = None,
     failover_timeout_s: float = FAILOVER_TIMEOUT_S,
+    security: Security | None = None,
     **options: Any,
 ) -> AsyncIterator[Door]:
-    """A door before these schedulers."""
+    """A door before these schedulers. `security`: of its connections to them."""
     bounds = bounds or Bounds()
     async with Client(
-        schedulers, failover_timeout_s=failover_timeout_s, extra_streams=EXTRA_STREAMS
+        schedulers, security=security, failover_timeout_s=failover_timeout_s, extra_streams=EXTRA_STREAMS
     ) as client:
         app = Gateway(client, bounds, **options)
         server = Server(app, bounds)
