@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -26,6 +27,8 @@ _MAX_WAITING = 1024
 """Requests that wait for answers about keys: clients that have left meanwhile are not noticed."""
 _PATIENCE_S, _TIMEOUT_S = 1.0, 5.0
 """For an answer of the first model, after which another one is asked if there is any; and for each other."""
+_MOST_SILENT = 3
+"""Schedulers of the first model that are asked in turn, before it counts as silent."""
 _SILENT_S = 5.0
 """Seconds for which a first model that has not answered is not asked again: a frozen one is reported as
 serving until somebody notices."""
@@ -61,6 +64,7 @@ class Callers:
     """Asks the schedulers who has a key, by GetModelInfo, and keeps each answer for KEPT_S.
 
     Of several models at an address the first one is asked, and while it isn't there, another one that serves.
+    Of several schedulers of a model, one that takes calls and answers none keeps nobody from the others.
     """
 
     def __init__(self, client: Client) -> None:
@@ -106,8 +110,7 @@ class Callers:
                     name, limit_s = "", _PATIENCE_S
                     if self._is_away:
                         name, limit_s = await self._another(token), _TIMEOUT_S
-                    view = self._client.view(token, {MODEL_KEY: name} if name else {})
-                    info = await view.model_info(timeout_s=limit_s)
+                    info = await self._told(token, name, limit_s)
                 except (errors.RetryLater, errors.DeadlineExceeded) as error:
                     self._is_away, self._silent_until = True, time.monotonic() + _SILENT_S
                     if error.code not in _NOT_THERE or time.monotonic() > until:
@@ -118,6 +121,14 @@ class Callers:
                 await asyncio.sleep(_AGAIN_S)
         finally:
             self._asked -= 1
+
+    async def _told(self, token: str, name: str, limit_s: float) -> ModelInfo:
+        """What a model's schedulers say: the first one that answers. Raises `paceline.errors`."""
+        view = self._client.view(token, {MODEL_KEY: name} if name else {})
+        for _ in self._client.addresses[1:_MOST_SILENT]:
+            with suppress(errors.DeadlineExceeded):
+                return await view.model_info(timeout_s=min(limit_s, _PATIENCE_S))
+        return await view.model_info(timeout_s=limit_s)
 
     async def _another(self, token: str) -> str:
         """The name of a model that serves; "": the first one, or none. Raises `paceline.errors`."""

@@ -22,6 +22,8 @@ class Schedulers:
     Those that are `frozen` are silent, and told to serve.
     """
 
+    addresses = ("127.0.0.1:1",)
+
     def __init__(self, *silent: str, frozen: str = "") -> None:
         self.silent, self.frozen = {*silent, frozen}, frozen
         self.asked: list[tuple[str, float]] = []

@@ -59,6 +59,15 @@ class Holding(Known):
                 await self.may_end.wait()
 
 
+class Silent(Known):
+    """Takes calls, and answers none that asks for the model."""
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        await super().GetModelInfo(request, context)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 def key_of(number: int) -> str:
     return f"the-key-of-caller-{number}"
 
@@ -229,6 +238,19 @@ async def test_dead_entries_loops_and_its_own_address_twice_harm_no_caller() -> 
         await right_for_all(door)
         assert channels(door) == {*door.app._client.addresses} == {address, second, dead}
         assert {*given.callers, *other.callers} == {f"Bearer {key_of(one)}" for one in range(REQUESTS)}
+
+
+async def test_an_entry_that_answers_nothing_keeps_no_key_from_being_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline_openai.callers._PATIENCE_S", 0.1)
+    given, silent = Known(), Silent()
+    async with served(given) as address, served(silent) as of_silent, serving_door(address) as door:
+        given.others = [entry(of_silent)]
+        assert await learned(door) == 2
+        for number in range(4):
+            assert (await door.ask("/metrics", key=key_of(number))).status == 403
+        assert silent.callers
 
 
 def _first(number: int, *addresses: str) -> str:
