@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from paceline_fleet.cluster import make_token, set_up_environment, start_node
+from paceline_fleet.cluster import set_up_environment, start_node
 
 from tests.support.checkout import environment
 
 NODES = 3
 _COMMAND_S = 400.0
+
+
+@cache
+def _token() -> str:
+    """One for all clusters of this process: Ray reads it once."""
+    return secrets.token_hex(32)
 
 
 class ThreeNodes:
@@ -27,7 +35,8 @@ class ThreeNodes:
     def __init__(self, directory: Path, short: Path) -> None:
         self.home, self.spec_file = directory / "home", directory / "spec.yaml"
         self.token_file = directory / "ray-token"
-        make_token(self.token_file)
+        self.token_file.touch(0o600)
+        self.token_file.write_text(_token())
         set_up_environment(self.token_file)
         os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
         self._short, self._storage = short, directory / "state"
