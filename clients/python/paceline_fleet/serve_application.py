@@ -6,6 +6,7 @@ it which GPUs are its own, and Serve can bound the stacks of a node, which it ca
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,7 @@ def _on_the_nodes_address(server: Any, address: str) -> int:
 
 
 serve_replica.add_port_to_grpc_server = _on_the_nodes_address  # in replicas, which import this module
+logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its INFO lines would be among a command's output
 
 
 class FleetStack:

@@ -94,7 +94,7 @@ class FleetModel(_Part):
 
     name: Annotated[str, Field(pattern=_NAME)]
     backend: str = "torch"
-    model: str | None = None  # as `paceline serve MODEL`, fetched to a node that lacks it; None: the default one
+    model: str | None = None  # as `paceline serve MODEL`, fetched where it is missing; None: the default
     executors: int = 1
     executor: Options = Field(default_factory=dict)
     scheduler: Options = Field(default_factory=dict)
