@@ -42,7 +42,7 @@ _ENTRY_BYTES = 32
 UNCOLLECTED_BYTES = 1 << 20
 """Metadata of calls for which the garbage collector runs, however few objects there are."""
 
-_OURS = ("/paceline.", "/vllm.grpc.engine.")
+_OURS = "/paceline."
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
