@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from paceline import ModelInfo
-from paceline.aio import Client
+from paceline.aio import Client, Generation
 
 from paceline_openai.beginnings import Beginnings
 from paceline_openai.exchange import Exchange
+from paceline_openai.refusals import Refusal
 from paceline_openai.vocabulary import Vocabulary
 
 _Result = TypeVar("_Result")
@@ -51,10 +53,20 @@ class Call:
         )
         return {"affinity_key": key} if key else {}
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the model, for `system_fingerprint`."""
-        return f"fp_{self.info.model_fingerprint.hex()[:16]}"
+    def fingerprint(self, begun: Iterable[Generation]) -> str:
+        """Of the model that gave the answer, for `system_fingerprint`.
+
+        It may be another one than that of `info`, whose schedulers have just ended. Raises Refusal (503) if
+        prompts of one request went to schedulers of different models.
+        """
+        found = {one.started.model_fingerprint for one in begun if one.started} or {
+            self.info.model_fingerprint
+        }
+        if len(found) > 1:
+            text = "prompts went to different models, of which one takes the other's place; try again"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            raise Refusal(status, text, "server_error", "service_unavailable", None, 1.0)
+        return f"fp_{found.pop().hex()[:16]}"
 
 
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:

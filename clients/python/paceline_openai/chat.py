@@ -127,8 +127,8 @@ def options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
 class _ChatChunks(Chunks):
     """The chunks of a chat. `_fresh`: completions that had no event yet."""
 
-    def __init__(self, call: Call, id_: str) -> None:
-        super().__init__(call, id_, "chat.completion.chunk")
+    def __init__(self, call: Call, id_: str, generation: Generation) -> None:
+        super().__init__(call, id_, "chat.completion.chunk", [generation])
         self._ids = bool(call.values.get("return_token_ids"))
         self._logprobs = bool(call.values.get("logprobs"))
         self._fresh = set(range(call.values.get("n", 1)))
@@ -183,7 +183,7 @@ def _call_delta(one: ToolCallDelta) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generation: Generation, id_: str) -> None:
-    await _ChatChunks(call, id_).send(_events(generation), 1)
+    await _ChatChunks(call, id_, generation).send(_events(generation))
 
 
 async def _events(generation: Generation) -> AsyncGenerator[tuple[int, Event], None]:
@@ -220,7 +220,7 @@ async def _whole(call: Call, generation: Generation, id_: str) -> None:
         choices.append(await _with_tokens(choice, call, one))
     started = generation.started
     counts = usage([[one.finished for one in completions if one.finished]])
-    reply = head(call, id_, "chat.completion") | {"choices": choices, "usage": counts}
+    reply = head(call, id_, "chat.completion", [generation]) | {"choices": choices, "usage": counts}
     if started is not None and started.warnings:
         reply["warnings"] = started.warnings
     await call.exchange.reply_json(reply)

@@ -65,7 +65,7 @@ async def answer(call: Call) -> None:
     if values.get("echo"):
         shown = await echoes(call, given)
     if values.get("max_tokens") == 0:
-        await call.exchange.reply_json(_reply(call, id_, *await _echoed(call, shown)))
+        await call.exchange.reply_json(_reply(call, id_, [], *await _echoed(call, shown)))
         return
     generations: list[Generation] = []
     try:
@@ -98,8 +98,10 @@ def _options(values: Mapping[str, Any], info: ModelInfo) -> dict[str, Any]:
     return options
 
 
-def _reply(call: Call, id_: str, choices: list[Any], counts: dict[str, Any]) -> dict[str, Any]:
-    return head(call, id_, "text_completion") | {"choices": choices, "usage": counts}
+def _reply(
+    call: Call, id_: str, generations: list[Generation], choices: list[Any], counts: dict[str, Any]
+) -> dict[str, Any]:
+    return head(call, id_, "text_completion", generations) | {"choices": choices, "usage": counts}
 
 
 async def _echoed(call: Call, shown: list[Echo | None]) -> tuple[list[Any], dict[str, Any]]:
@@ -132,7 +134,7 @@ async def _whole(call: Call, generations: list[Generation], shown: list[Echo | N
         ends.append([one.finished for one in completions if one.finished])
         for one in completions:
             choices.append(await _choice(call, one, generation, echo, place * call.values.get("n", 1)))
-    await call.exchange.reply_json(_reply(call, id_, choices, usage(ends)))
+    await call.exchange.reply_json(_reply(call, id_, generations, choices, usage(ends)))
 
 
 async def _choice(
@@ -159,8 +161,8 @@ class _TextChunks(Chunks):
     """The chunks of the streams of all prompts."""
 
     def __init__(self, call: Call, shown: list[Echo | None], generations: list[Generation], id_: str) -> None:
-        super().__init__(call, id_, "text_completion")
-        self._shown, self._generations = shown, generations
+        super().__init__(call, id_, "text_completion", generations)
+        self._shown = shown
         self._n = call.values.get("n", 1)
         self._logprobs = "logprobs" in call.values
         self._ids = bool(call.values.get("return_token_ids"))
@@ -204,7 +206,7 @@ def _piece(index: int, content: str, part: Any) -> dict[str, Any]:
 
 
 async def _stream(call: Call, generations: list[Generation], shown: list[Echo | None], id_: str) -> None:
-    await _TextChunks(call, shown, generations, id_).send(_merged(generations), len(generations))
+    await _TextChunks(call, shown, generations, id_).send(_merged(generations))
 
 
 async def _merged(generations: list[Generation]) -> AsyncGenerator[tuple[int, Event], None]:

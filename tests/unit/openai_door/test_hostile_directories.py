@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
+from google.rpc import code_pb2
 from paceline.affinity import affinity_key, preference
 from paceline.channel import Security
 from paceline.directory import MAX_ENTRIES, MAX_LEARNED
@@ -21,9 +22,9 @@ from paceline_openai.beginnings import EXTRA_STREAMS
 
 from tests.support.openai_door import Answer, Door, serving_door
 from tests.support.ports import kept_port
-from tests.unit.client.ideal_scheduler import ids_of
+from tests.unit.client.ideal_scheduler import MODEL, ids_of
 from tests.unit.client.knowing_schedulers import TIMEOUT_S, Known, entry, listening, served
-from tests.unit.client.test_several_schedulers import broken
+from tests.unit.client.test_several_schedulers import broken, status
 
 REQUESTS, FEW, SEED, MAX_TOKENS = 24, 6, 3, 10
 RIGHT = ids_of(SEED, 0, MAX_TOKENS)
@@ -238,6 +239,24 @@ async def test_dead_entries_loops_and_its_own_address_twice_harm_no_caller() -> 
         await right_for_all(door)
         assert channels(door) == {*door.app._client.addresses} == {address, second, dead}
         assert {*given.callers, *other.callers} == {f"Bearer {key_of(one)}" for one in range(REQUESTS)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_answer_is_of_two_models_and_each_names_the_one_that_gave_it(stream: bool) -> None:
+    """An entry may have another model of the same name, and say so: calls that nobody else takes go there."""
+    given, other = Known(), Elsewhere(model=b"another model")
+    async with served(given) as address, served(other) as second, serving_door(address) as door:
+        given.others = [entry(second, model_fingerprint=other.model)]
+        assert await learned(door) == 2
+        assert b'"system_fingerprint": "fp_%b"' % MODEL.hex()[:16].encode() in (await asked(door, 0)).body
+        given.script = [(0, status(code_pb2.UNAVAILABLE, "SHUTTING_DOWN"))]  # of one prompt, not of the other
+        both = await asked(door, 0, prompt=["one", "two"], stream=stream)
+        assert b"prompts went to different models" in both.body
+        assert both.status == (200 if stream else 503)
+        given.script = [(0, status(code_pb2.UNAVAILABLE, "SHUTTING_DOWN"))]
+        alone = await asked(door, 0, stream=stream)
+        assert tokens_of(alone) == [[1000 + one for one in RIGHT]]
+        assert b'"system_fingerprint": "fp_%b"' % other.model.hex()[:16].encode() in alone.body
 
 
 async def test_an_entry_that_answers_nothing_keeps_no_key_from_being_known(
