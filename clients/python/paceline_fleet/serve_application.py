@@ -146,6 +146,13 @@ def apply(spec: FleetSpec) -> None:
     serve.run_many([target], wait_for_applications_running=False)
 
 
+def end(fleet: str, *, alone: bool) -> None:
+    """Drain and stop a fleet's stacks; `alone`: and Serve, which has no other application."""
+    serve.delete(fleet)
+    if alone:
+        serve.shutdown()
+
+
 def overview(fleet: str) -> ApplicationStatusOverview | None:
     """What Serve says of the fleet; None if it is not there."""
     return serve.status().applications.get(fleet)

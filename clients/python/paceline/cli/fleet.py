@@ -180,12 +180,11 @@ def down(spec: SpecFile) -> None:
     from paceline_fleet.cluster import OwnCluster
 
     _connect(wanted)
-    from ray import serve
+    from paceline_fleet import serve_application
 
-    serve.delete(wanted.fleet)
+    serve_application.end(wanted.fleet, alone=wanted.ray is None)
     (wanted.directory / "spec.json").unlink(missing_ok=True)
     if wanted.ray is None:
-        serve.shutdown()
         OwnCluster(wanted.directory).stop()
     console.print(f"{wanted.fleet} is stopped", markup=False, highlight=False)
 
