@@ -180,6 +180,7 @@ async def test_generate_streams_text(served: Served) -> None:
     result = await paceline("generate", "words", "-a", served.address, "--usage")
     assert (result.returncode, result.stdout) == (0, "a b c\n")
     assert "5 prompt tokens" in result.stderr
+    assert "; request " in result.stderr  # for `paceline why`
 
 
 @pytest.mark.parametrize("how", ["repeated", "commas", "environment"])

@@ -189,7 +189,7 @@ def generate(
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
-            line = _usage_line(end) if in_full else _speed_line(end.usage)
+            line = _usage_line(end, generation.request_id()) if in_full else _speed_line(end.usage)
             stderr.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
@@ -233,12 +233,13 @@ def _speed_line(usage: Usage) -> str:
     return f"{usage.completion_tokens} tokens, first after {usage.first_token_ms} ms{rate}"
 
 
-def _usage_line(end: Finished) -> str:
+def _usage_line(end: Finished, request_id: str) -> str:
+    """All of what it took, and the id by which `paceline why` explains where its time went."""
     usage = end.usage
     return (
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached),"
         f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms,"
-        f" all after {usage.total_ms} ms, ended by {end.reason.value}{drafts(usage)}"
+        f" all after {usage.total_ms} ms, ended by {end.reason.value}{drafts(usage)}; request {request_id}"
     )
 
 
