@@ -74,6 +74,7 @@ class CudaGraph:
         # thread_local: other threads may allocate and copy meanwhile, which is no part of the step.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.picked = step(buffer)
+        self.replay()  # the first one brings the graph to the device
 
     def replay(self) -> None:
         self._graph.replay()
@@ -121,7 +122,6 @@ class Graphs:
             numbers = StepBuffer(self.buffer, shape, self._tiling, self._processors())
             graph = CudaGraph(step, numbers, stream, pool) if stream is not None else Rerun(step, numbers)
             self._captured[shape] = graph
-            graph.replay()  # the first one brings the graph to the device
         # `find` takes the first that holds a step: the cheapest comes first.
         self._captured = dict(sorted(self._captured.items(), key=lambda item: _cost(item[0])))
         if cuda:
