@@ -100,6 +100,11 @@ class Client(Administration):
         """Of the schedulers that are used now: the given ones, then those learned from a directory."""
         return self._schedulers.addresses
 
+    @property
+    def failover_timeout_s(self) -> float:
+        """Seconds for which a call that generates is tried again after its scheduler was lost."""
+        return self._schedulers.failover_timeout_s
+
     def __enter__(self) -> Self:
         return self
 

@@ -32,9 +32,8 @@ _MOST_SILENT = 3
 _SILENT_S = 5.0
 """Seconds for which a first model that has not answered is not asked again: a frozen one is reported as
 serving until somebody notices."""
-_FAILOVER_S = 30.0
-"""For so long schedulers that are not there are asked again, as calls that generate are."""
 _AGAIN_S = 0.2
+"""Between two questions to schedulers that are not there, for the client's `failover_timeout_s` at most."""
 _SCHEME = "bearer "
 _MAX_KEY = 4096
 """Characters. Longer metadata would be refused by gRPC, as if the scheduler were busy."""
@@ -103,7 +102,7 @@ class Callers:
     async def _ask(self, token: str) -> tuple[ModelInfo, str]:
         """What a model says, of itself and of who has the key; and its name, "" of the first model."""
         self._asked += 1
-        until = time.monotonic() + _FAILOVER_S
+        until = time.monotonic() + self._client.failover_timeout_s
         try:
             while True:
                 try:

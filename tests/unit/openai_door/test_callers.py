@@ -23,6 +23,7 @@ class Schedulers:
     """
 
     addresses = ("127.0.0.1:1",)
+    failover_timeout_s = 30.0
 
     def __init__(self, *silent: str, frozen: str = "") -> None:
         self.silent, self.frozen = {*silent, frozen}, frozen
