@@ -28,6 +28,7 @@ from tests.support.serve import run
 from tests.unit.client.command_line import assert_one_line_error, invoked
 from tests.unit.client.conftest import Served
 
+SERVE = ["serve", "--backend", "oracle", "--port", "0"]
 OURS = ["serve", "model", "adapters"]
 OF_CLIENTS = ["generate", "chat", "score", "embed", "rerank", "status", "why", "timeline", "steps"]
 OF_CLIENTS += ["bench", "demo"]
@@ -111,9 +112,9 @@ def test_another_program_at_the_address_and_a_host_that_is_not_are_told_from_nob
         (["generate", "x", "--grammar", __file__, "--regex", "a"], "one of them"),
         (["bench", "-c", "one"], "--concurrency"),
         (["bench", "-c", "0"], "--concurrency"),
-        (["serve", "--backend", "oracle", "-E", "novalue"], "expected NAME=VALUE"),
-        (["serve", "--backend", "oracle", "-D", "a=b"], "--draft-option needs"),
-        (["serve", "--backend", "oracle", "--draft-backend", "torch"], "needs --draft-model"),
+        ([*SERVE, "-E", "novalue"], "expected NAME=VALUE"),
+        ([*SERVE, "-D", "a=b"], "--draft-option needs"),
+        ([*SERVE, "--draft-backend", "torch"], "needs --draft-model"),
         (["serve", "--backend", "oracle", "--api-key", "k"], "need --openai"),
         (["serve", "--max-running", "8"], "serve has no option --max-running. Settings of the services"),
         (["serve", "--adapter-dirs=x"], "--adapter-dirs; did you mean --adapter-dir?"),

@@ -42,15 +42,18 @@ def test_models_are_found_by_path_by_name_and_in_the_hubs_cache(models: Path) ->
     assert find_model("Qwen/Qwen3-0.6B").name == COMMIT
 
 
+PORT = ("--port", "0")  # the default one may be taken
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "meta/llama"], "`paceline pull meta/llama` fetches it"),
-        (["serve", "--model", "meta/llama"], "meta/llama is not on this machine"),
-        (["serve", "tiny", "--draft-model", "meta/llama"], "meta/llama is not on this machine"),
-        (["serve", "nobody"], "no such file or directory"),
-        (["serve", "here/nobody.gguf"], "no such file or directory"),
-        (["serve", "tiny", "--model", "tiny"], "give one of them"),
+        (["serve", *PORT, "meta/llama"], "`paceline pull meta/llama` fetches it"),
+        (["serve", *PORT, "--model", "meta/llama"], "meta/llama is not on this machine"),
+        (["serve", *PORT, "tiny", "--draft-model", "meta/llama"], "meta/llama is not on this machine"),
+        (["serve", *PORT, "nobody"], "no such file or directory"),
+        (["serve", *PORT, "here/nobody.gguf"], "no such file or directory"),
+        (["serve", *PORT, "tiny", "--model", "tiny"], "give one of them"),
         (["pull", "llama3"], "neither SmolLM2-135M-Instruct nor owner/name"),
         (["pull", "http://example.com/a.gguf"], "is not an https:// address"),
         (["pull", "https://example.com/a.gguf"], "--sha256 has to be given"),
