@@ -94,10 +94,10 @@ def test_a_draft_model_of_another_vocabulary_is_reported_and_serve_fails() -> No
     draft = ["--draft-backend", "oracle", "-D", "vocab-size=100"]
     result = run("serve", "--backend", "oracle", "--port", "0", *draft)
     assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("paceline: the scheduler ended (exit status 2)")
-    assert "100 tokens" in last
-    assert "257 tokens" in last
+    *_, reason, last = result.stderr.strip().splitlines()
+    assert last == "paceline: the scheduler ended (exit status 2)"
+    assert "100 tokens" in reason
+    assert "257 tokens" in reason
 
 
 @pytest.mark.parametrize(

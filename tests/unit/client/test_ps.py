@@ -65,10 +65,21 @@ async def test_a_running_stack_is_listed_and_a_dead_one_is_not(temporary: Path) 
         server.add_insecure_port(f"unix:{directory}/scheduler.socket")
         await server.start()
         result = await paceline("ps", "--json")
+        table = await paceline("ps")
         await server.stop(None)
     [stack] = [json.loads(line) for line in result.stdout.splitlines()]
     assert (stack["pid"], stack["port"], stack["model"]) == (os.getpid(), 50077, "fake")
     assert stack["state"] == "serving"
+    assert table.stdout.split()[:8] == [
+        "pid",
+        "port",
+        "model",
+        "state",
+        "running",
+        "waiting",
+        "up",
+        str(os.getpid()),
+    ]
 
 
 def test_a_directory_of_another_user_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

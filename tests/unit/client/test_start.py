@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 from paceline.cli import stack
+from paceline.cli.app import app
 from paceline.cli.gateway_launch import gateway_launch
 from paceline.cli.stack import ExecutorLaunch, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
+from typer.testing import CliRunner
 
 NEVER_LISTENS = "import sys; sys.stdin.read()"
 MISTAKEN = "import sys; print('scheduler: --tokens-file: no file x'); sys.exit(2)"
@@ -43,6 +45,16 @@ async def test_a_wrong_setting_of_the_scheduler_does_not_wait_for_the_executor(
     draft = ExecutorLaunch("oracle") if drafts else None
     told = await failure(StackConfig("oracle", draft=draft))
     assert told == "the scheduler ended (exit status 2): scheduler: --tokens-file: no file x"
+
+
+def test_serve_prints_a_wrong_setting_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_programs({"executor_service": NEVER_LISTENS, "scheduler_service": MISTAKEN}, monkeypatch)
+    result = CliRunner().invoke(app, ["serve", "--backend", "oracle", "--port", "0"])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-2:] == [
+        "scheduler scheduler: --tokens-file: no file x",
+        "paceline: the scheduler ended (exit status 2)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def gateway(
         children = launch.children(Path(directory), say, addresses)
         try:
             asyncio.run(_keep(children, launch, addresses, Path(directory)))
-        except (ChildFailed, OSError) as error:
+        except ChildFailed as error:
+            fail(error.message)  # `say` has printed the last line
+        except OSError as error:
             fail(str(error))
 
 

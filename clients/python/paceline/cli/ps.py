@@ -62,14 +62,16 @@ def ps(
         console.print("Nothing is running. `paceline serve` starts a stack.", markup=False, soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in ("pid", "port", "model", "state", "running", "waiting", "up", "memory"):
+    planned = ["planned memory"] if any(stack.memory_bytes for stack in stacks) else []
+    for column in ("pid", "port", "model", "state", "running", "waiting", "up", *planned):
         table.add_column(column, overflow="fold")
     for stack in stacks:
         counts = ["-" if count is None else str(count) for count in (stack.running, stack.waiting)]
         up = "-" if stack.uptime_s is None else duration(stack.uptime_s)
         memory = f"{stack.memory_bytes / 1e9:.2f} GB" if stack.memory_bytes else "-"
         state = f"{stack.state}: {escape(stack.detail)}" if stack.detail else stack.state
-        table.add_row(str(stack.pid), str(stack.port), escape(stack.model or "-"), state, *counts, up, memory)
+        cells = (str(stack.pid), str(stack.port), escape(stack.model or "-"), state, *counts, up, memory)
+        table.add_row(*cells[: len(table.columns)])
     console.print(table)
 
 

@@ -276,7 +276,9 @@ def _run(config: StackConfig | ModelsConfig, port_file: Path | None) -> None:
             asyncio.run(_serve(config, port_file))
         except asyncio.CancelledError:
             raise typer.Exit(130) from None
-        except (ChildFailed, errors.PacelineError, OSError) as error:
+        except ChildFailed as error:
+            fail(error.message)  # `say` has printed the last line
+        except (errors.PacelineError, OSError) as error:
             fail(str(error))
 
 

@@ -20,7 +20,14 @@ Say = Callable[[str, str], None]
 
 
 class ChildFailed(Exception):
-    """A child process did not serve, or ended; the message has the last line of its output."""
+    """A child process did not serve, or ended. `message` is why; the text ends with its last line of output.
+
+    Whoever has printed the output already prints `message` alone.
+    """
+
+    def __init__(self, message: str, last_line: str = "") -> None:
+        super().__init__(": ".join(filter(None, (message, last_line))))
+        self.message, self.last_line = message, last_line
 
 
 class Child:
@@ -68,7 +75,7 @@ class Child:
         try:
             while not self._port_file.exists():
                 if (await asyncio.wait({ending}, timeout=_POLL_S))[0]:
-                    raise ChildFailed(await self.exit_message())
+                    raise await self._failed()
         finally:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
@@ -90,7 +97,7 @@ class Child:
         assert self._run is not None
         await self._end(self._run)
         if not self._stopping:
-            raise ChildFailed(await self.exit_message())
+            raise await self._failed()
 
     async def stop(self) -> None:
         """Send SIGTERM, on which the service drains, and wait until the process has ended."""
@@ -108,13 +115,14 @@ class Child:
         if self._spare is not None:
             self._spare.kill()
 
-    async def exit_message(self) -> str:
-        """Wait for the process's end; a message with its cause and the last line of output."""
+    async def _failed(self, prefix: str = "") -> ChildFailed:
+        """Wait for the process's end; its cause, and the last line of output."""
         assert self._run is not None
         status = await self._run.exited()
         await self._run.last_lines()
-        last_line = self._run.last_line or "it said nothing"
-        return f"the {self.name} ended ({self._run.frozen}{cause(status)}): {last_line}"
+        said = "" if self._run.last_line else ": it said nothing"
+        message = f"{prefix}the {self.name} ended ({self._run.frozen}{cause(status)}){said}"
+        return ChildFailed(message, self._run.last_line)
 
     async def _begin(self, port: int) -> ChildRun:
         return await ChildRun.begin(self._command(port), self._env, lambda line: self._say(self.name, line))
@@ -136,12 +144,12 @@ class Child:
         served = run.served or self._watch is None  # without health checks, assume that it served
         restart = self._restarts.after(ProcessRun(time.monotonic() - run.began, served, status))
         if restart.hopeless:
-            raise ChildFailed(f"gave up: {restart.hopeless}; {await self.exit_message()}")
+            raise await self._failed(f"gave up: {restart.hopeless}; ")
         spare = self._spare.take() if self._spare and not restart.loop else None
         again = "another takes its place" if spare else f"starting it again in {restart.wait_s:g} s"
         if restart.loop:
             often = f"died {restart.deaths} times in {restart.within_s:.0f} s and is not serving"
-            again = f"{often}; {again}; {await self.exit_message()}"
+            again = f"{often}; {again}; {await self._failed()}"
         self._say(self.name, f"{said}; {again}")
         if spare is not None:
             return spare
