@@ -52,7 +52,12 @@ def check(
 def _run(module: str, arguments: list[str], sent: str) -> dict[str, Any]:
     """The JSON object that a module of a service prints."""
     done = subprocess.run(
-        command(module, *arguments), input=sent, stdout=subprocess.PIPE, text=True, check=False
+        command(module, *arguments),
+        input=sent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends it
     )
     if done.returncode:
         fail(f"{module} ended with status {done.returncode}")

@@ -82,6 +82,7 @@ async def planned(models: Sequence[ModelLaunch]) -> tuple[dict[str, int], dict[s
         *command("executor_service.memory_forecast"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends it
     )
     asked = [(one.name, settings) for one in models for settings in one.executors]
     lines = "".join(json.dumps(settings) + "\n" for _, settings in asked)
