@@ -12,6 +12,9 @@ import typer
 from paceline.cli import stack
 from paceline.cli.app import app
 from paceline.cli.gateway_launch import gateway_launch
+from paceline.cli.models.wheel import DEFAULT_MODEL
+from paceline.cli.scratch import ChildFiles
+from paceline.cli.served_model import served_name
 from paceline.cli.stack import ExecutorLaunch, StackConfig, starting
 from paceline.cli.supervisor import ChildFailed
 from typer.testing import CliRunner
@@ -96,3 +99,17 @@ def test_a_gateway_beyond_loopback_needs_tls_or_insecure(capsys: pytest.CaptureF
         gateway_launch("0.0.0.0:0", insecure=False, logs=())
     assert "-G tls-cert=FILE -G tls-key=FILE, or --insecure" in " ".join(capsys.readouterr().err.split())
     assert gateway_launch("0.0.0.0:0", insecure=True, logs=()).host == "0.0.0.0"
+
+
+def test_a_model_is_served_under_the_name_that_it_was_asked_for_by(tmp_path: Path) -> None:
+    file = tmp_path / "small.Q4_1.gguf"
+    file.write_bytes(b"")
+    assert served_name("torch", "owner/small-GGUF") == "owner/small-GGUF"
+    assert served_name("torch", "owner/small-GGUF:Q4_1") == "owner/small-GGUF:Q4_1"
+    assert served_name("torch", None) == DEFAULT_MODEL.name
+    for own in (str(file), str(tmp_path), "small.Q4_1.gguf", "owner/small@v1", "two words"):
+        assert served_name("torch", own) == "", own
+    assert served_name("oracle", None) == ""
+    config = StackConfig("torch", file, name="owner/small-GGUF")
+    command = config.scheduler_command(0, ChildFiles.of("scheduler", tmp_path), "127.0.0.1:1", "")
+    assert "--model-name=owner/small-GGUF" in command

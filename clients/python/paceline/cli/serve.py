@@ -29,7 +29,7 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
-from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
+from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
 from paceline.cli.several_models.config import (
     ForAllModels,
     announce_models,
@@ -249,6 +249,7 @@ def serve(
     config = StackConfig(
         backend=backend,
         model=served_model(backend, chosen),
+        name=served_name(backend, chosen),
         draft=draft_config(draft_backend, draft_model, draft_option, logs),
         host=host,
         port=port,
@@ -295,6 +296,7 @@ def stack_config(
     return StackConfig(
         backend=backend,
         model=(model or served_model(backend, None)) if backend == "torch" else model,
+        name=served_name(backend, str(model) if model else None),
         draft=draft,
         executor_options=(*QUIET, *default_sampling(backend, model), *executor_options),
         scheduler_options=QUIET,
@@ -358,7 +360,7 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         port_file.write_text(f"{stack.scheduler.port}\n")
     draft = f", drafts from {config.draft.label}" if config.draft else ""
     stderr.print(
-        f"Serving [bold]{config.executor.label}[/] at"
+        f"Serving [bold]{config.name or config.executor.label}[/] at"
         f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.",
         highlight=False,
         soft_wrap=True,

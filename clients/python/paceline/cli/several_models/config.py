@@ -18,7 +18,7 @@ from paceline.channel import is_loopback
 from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
-from paceline.cli.served_model import default_sampling, draft_config, flags, served_model
+from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
 from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig
 from paceline.cli.several_models.stacks import ModelStacks
 from paceline.cli.stack import StackConfig
@@ -178,8 +178,8 @@ def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[
         given = os.path.expanduser(given)
     is_default = given in (None, DEFAULT_MODEL.name)
     path = None if backend != "torch" and is_default else served_model(backend, given)
-    own = DEFAULT_MODEL.name if is_default and backend == "torch" else model_name(path) if path else backend
-    name = entry.get("name", own)
+    own = model_name(path) if path else backend
+    name = entry.get("name", served_name(backend, given) or own)
     if not is_model_name(name):
         fail(f"{name[:200]!r} can't be a model's name: {NAME_RULE}", 2)
     directory = (f"--adapter-dir={entry['adapter-dir']}",) if "adapter-dir" in entry else ()
@@ -197,6 +197,7 @@ def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[
         StackConfig(
             backend=backend,
             model=path,
+            name=name,
             draft=draft_config(
                 entry.get("draft-backend"),
                 os.path.expanduser(draft) if draft else None,
@@ -204,7 +205,7 @@ def _launch(entry: Mapping[str, Any], shared: ForAllModels, scheduler: Sequence[
                 shared.logs,
             ),
             executor_options=(*shared.logs, *directory, *executor),
-            scheduler_options=(*shared.logs, *adapters, *scheduler, *further, f"--model-name={name}"),
+            scheduler_options=(*shared.logs, *adapters, *scheduler, *further),
             client_token=shared.token,
         ),
         entry.get("on-demand", False),
