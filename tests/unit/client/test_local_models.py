@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paceline.cli.app import app
 from paceline.cli.models.local import local_models
-from paceline.cli.pull import find_model
+from paceline.cli.pull import check_model, find_model
 from typer.testing import CliRunner
 
 COMMIT = "c1899de289a04d12100db370d81485cdf75e47ca"
@@ -96,3 +96,12 @@ def test_an_empty_list_says_how_to_get_a_model(tmp_path: Path, monkeypatch: pyte
     result = CliRunner().invoke(app, ["list"])
     assert result.exit_code == 1
     assert "paceline pull" in result.stderr
+
+
+def test_what_is_no_model_is_refused_before_anything_starts(models: Path, tmp_path: Path) -> None:
+    for given in (str(tmp_path), __file__):
+        result = CliRunner().invoke(app, ["serve", *PORT, given])
+        assert result.exit_code == 1
+        assert "neither a GGUF file nor a directory with config.json" in result.stderr
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    check_model(str(tmp_path / "blob"))  # a cache names files by their digests

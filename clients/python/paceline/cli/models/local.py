@@ -66,7 +66,7 @@ def local_models() -> Iterator[LocalModel]:
     for directory in model_directories():
         for path in _entries(directory):
             name = model_name(path)
-            if _is_model(path) and name not in names:
+            if _is_listed(path) and name not in names:
                 names.add(name)
                 yield LocalModel(name, path, in_hub_cache=False)
     for repository in _entries(hub_cache()):
@@ -96,10 +96,10 @@ def _cached(repository: Path) -> Iterator[LocalModel]:
         if not commit.isalnum():
             continue
         snapshot = repository / "snapshots" / commit
-        if _is_model(snapshot):
+        if _is_listed(snapshot):
             yield LocalModel(name, snapshot, in_hub_cache=True)
         for path in (*_entries(snapshot), *(file for one in _entries(snapshot) for file in _entries(one))):
-            if path.is_file() and _is_model(path):
+            if path.is_file() and _is_listed(path):
                 yield LocalModel(f"{name}:{quantization_of(path.name)}", path, in_hub_cache=True)
 
 
@@ -123,8 +123,21 @@ def _entries(directory: Path) -> list[Path]:
         return []
 
 
-def _is_model(path: Path) -> bool:
-    """Whether it is a directory with a model, or a GGUF file that is no further part of one."""
+def is_model(path: Path) -> bool:
+    """Whether there is a directory with a model, or a GGUF file, which needs no such name."""
     if not path.is_file():
         return (path / CONFIG).is_file()
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return True  # the executor says why
+
+
+def _is_listed(path: Path) -> bool:
+    """Whether it is a model by its name, and no further part of one."""
+    if not path.is_file():
+        return is_model(path)
     return path.suffix.lower() == ".gguf" and path.name == gguf_parts(path.name)[0]
