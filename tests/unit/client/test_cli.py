@@ -261,7 +261,8 @@ async def test_generate_through_the_template_sends_messages(served: Served) -> N
 async def test_generate_as_json_is_one_event_a_line(served: Served) -> None:
     result = await paceline("generate", "words", "--json", "-a", served.address)
     events = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [event["event"] for event in events] == ["delta"] * 3 + ["finished"]
+    assert [event["event"] for event in events] == ["sent", *["delta"] * 3, "finished"]
+    assert events[0]["request_id"] == served.fake.requests[-1].request_id
     assert (events[-1]["reason"], events[-1]["usage"]["total_ms"]) == ("stop", 9)
 
 
@@ -294,7 +295,7 @@ async def test_a_pipe_gets_the_answer_without_the_reasoning(served: Served) -> N
         assert "a b c\n" in result.stdout
         assert "Hmm" not in result.stdout + result.stderr
     as_json = await invoked("generate", "--chat", "why", "--json", "-a", served.address)
-    assert json.loads(as_json.stdout.splitlines()[0])["reasoning"] == "Hmm. "
+    assert json.loads(as_json.stdout.splitlines()[1])["reasoning"] == "Hmm. "
     chat = await invoked("chat", "-a", served.address, stdin="why\nwhy\n")
     assert "Hmm" not in chat.stdout + chat.stderr
     assert [one.content for one in served.fake.requests[-1].messages.messages] == ["why", "a b c", "why"]

@@ -19,7 +19,9 @@ async def test_why_says_what_a_request_waits_for(served: Served) -> None:
     unknown = await invoked("why", "other", "-a", served.address)
     assert unknown.exit_code == 1
     assert "other is not known" in unknown.stderr
-    assert (await invoked("why", "-a", served.address)).exit_code == 2
+    assert (await invoked("why", "id", "--slow", "-a", served.address)).exit_code == 2
+    slow, without_id = [await invoked("why", *words, "-a", served.address) for words in (["--slow"], [])]
+    assert without_id.stdout == slow.stdout
 
 
 async def test_why_takes_a_part_of_an_id_that_belongs_to_one_request(served: Served) -> None:

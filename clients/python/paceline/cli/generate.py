@@ -131,7 +131,9 @@ def generate(
     tools: ToolsFile = None,
     tool_choice: ToolChoice = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions; several are printed when done.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per event; the first has the request's id.")
+    ] = False,
     usage: Annotated[
         bool,
         typer.Option(
@@ -198,6 +200,8 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
 
     Returns the ends of the completions, ordered by index.
     """
+    if as_json:  # at once: `paceline why` explains what it waits for
+        write(json.dumps({"event": "sent", "request_id": generation.request_id()}) + "\n")
     with StreamedAnswer() as answer:
         for event in generation:
             if as_json:

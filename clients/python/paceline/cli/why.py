@@ -41,13 +41,17 @@ def why(
         str | None,
         typer.Argument(
             help="Id of a request: `request_id`, or the header request-id. Its end or its beginning will do: "
-            "8 characters, that no other has."
+            "8 characters, that no other has. `timeline` lists ids; `generate` prints its own with --json or"
+            " --usage."
         ),
     ] = None,
     *,
     slow: Annotated[
         bool,
-        typer.Option("--slow", help="All that have waited twice as long as predicted, and a second."),
+        typer.Option(
+            "--slow",
+            help="All that have waited twice as long as predicted, and a second; so it is without an id.",
+        ),
     ] = False,
     identity: Annotated[str, typer.Option(help="Whose request; for administrators.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Anybody's requests; for administrators.")] = False,
@@ -64,8 +68,9 @@ def why(
 
     Ended requests are known for an hour.
     """
-    if (request_id is None) != slow:
-        fail("name a request, or use --slow", 2)
+    if request_id is not None and slow:
+        fail("a request and --slow exclude each other", 2)
+    slow = request_id is None
     if identity and everybody:
         fail("--identity and --all exclude each other", 2)
     with (
@@ -102,7 +107,7 @@ def why(
     if request_id is not None and not is_known:
         fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
     if not as_json and not is_known:
-        told = "`paceline why ID` of one that runs says how long steps take."
+        told = "`paceline why ID` of one that runs says how long steps take; `paceline timeline` lists ids."
         if waiting:
             wait = "1 request waits, not" if waiting == 1 else f"{waiting} requests wait, none"
             line = f"{wait} much longer than predicted: `paceline why ID` of one says what for. {told}"
