@@ -64,7 +64,9 @@ def test_a_repository_arrives_without_what_could_be_executed(hub: FakeHub) -> No
 def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
     assert pull("owner/tiny").exit_code == 0
     hub.asked.clear()
-    assert pull("owner/tiny").exit_code == 0
+    again = pull("owner/tiny")
+    assert again.exit_code == 0
+    assert again.stderr.startswith("Verifying owner/tiny")
     assert [asked for asked in hub.asked if asked.startswith("GET /owner")] == []
 
 

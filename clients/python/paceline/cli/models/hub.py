@@ -84,13 +84,21 @@ class HubModel:
         """Of all files to fetch."""
         return sum(file.size for file in self.files)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all of its files are in the cache, not verified yet."""
+        return all((self._snapshot / file.path).exists() for file in self.files)
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.name.folder / "snapshots" / self.commit
+
     def fetch(self) -> Path:
         """The path of the model: a GGUF file, or a directory. Files that are there are only verified.
 
         The cache's name of the revision follows when all files are there. Raises ModelFetchError, OSError.
         """
-        folder = self.name.folder
-        snapshot = folder / "snapshots" / self.commit
+        folder, snapshot = self.name.folder, self._snapshot
         missing = sum(file.size for file in self.files if not (snapshot / file.path).exists())
         hub_cache().mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(hub_cache()).free
