@@ -34,12 +34,12 @@ from paceline.types import Delta, Status
 _PROMPTS = (
     "What is the capital of France?",
     "Explain in two sentences why the sky is blue.",
-    "Write a haiku about riding a bicycle in the rain.",
-    "List three uses of a paper clip.",
+    "Describe a sunrise in one sentence.",
+    "List three kinds of fruit.",
     "What is the difference between a process and a thread?",
     "Give me a short recipe for pancakes.",
     "Tell me a story about a robot who learns to paint.",
-    "How do cyclists in a paceline save energy?",
+    "What is gravity?",
 )
 _REFRESH_S = 0.1
 _STATUS_TIMEOUT_S = 5.0
@@ -92,6 +92,7 @@ async def _demo(config: StackConfig, max_tokens: int, temperature: float) -> Non
             f"[bold]{model.name}[/] ({model.dtype}), executor pid {stack.executor.pid}, scheduler pid"
             f" {stack.scheduler.pid}, ready after {time.perf_counter() - began:.1f} s",
             highlight=False,
+            soft_wrap=True,
         )
         before = await executor.get_status(timeout_s=_STATUS_TIMEOUT_S)
         streams = [_Stream(prompt) for prompt in _PROMPTS]
@@ -151,7 +152,7 @@ async def _live(client: aio.Client, streams: list[_Stream]) -> None:
 
 async def _lines(client: aio.Client, streams: list[_Stream]) -> None:
     shown: set[int] = set()
-    next_status = time.perf_counter()
+    next_status = time.perf_counter() + 1.0
     while len(shown) < len(streams):
         if time.perf_counter() >= next_status:
             status = await client.status(timeout_s=_STATUS_TIMEOUT_S)
