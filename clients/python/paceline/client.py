@@ -112,7 +112,7 @@ class Client(Administration):
         self.close()
 
     def close(self) -> None:
-        """Close the channels; calls under way are cancelled."""
+        """Close the channels; calls under way are cancelled, and later ones raise RuntimeError."""
         self._schedulers.close()
 
     def view(self, token: str = "", metadata: Mapping[str, str] = _NO_METADATA) -> Self:

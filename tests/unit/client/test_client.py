@@ -70,6 +70,20 @@ async def test_closing_ends_the_iteration_without_an_error(served: Served) -> No
     assert seen == 3
 
 
+async def test_a_closed_client_says_so(served: Served) -> None:
+    client = aio.Client(served.address)
+    await client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.generate("x")
+    for call in (client.model_info(), client.chat("x")):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await call
+    blocking = paceline.Client(served.address)
+    blocking.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        blocking.status()
+
+
 async def test_another_task_can_close_a_stream_that_waits(served: Served) -> None:
     generation = served.client.generate("forever")
     reader = asyncio.create_task(generation.collect())

@@ -111,7 +111,7 @@ class Client(Administration):
         await self.close()
 
     async def close(self) -> None:
-        """Close the channels; calls under way are cancelled."""
+        """Close the channels; calls under way are cancelled, and later ones raise RuntimeError."""
         await self._schedulers.close()
 
     def view(self, token: str = "", metadata: Mapping[str, str] = _NO_METADATA) -> Self:

@@ -156,18 +156,24 @@ class SchedulerConnections:
         return endpoint
 
     def _begin(self, attempts: Attempts) -> Endpoint:
-        """Count the current attempt at its scheduler, which is still known."""
+        """Count the current attempt at its scheduler, which is known. Raises RuntimeError after `close`."""
         with self._opening:
+            self._require_open()
             while (endpoint := self._endpoint(attempts.address)) is None:
                 self._choose_among_known()  # or it may be chosen again
                 attempts.skip(time.monotonic())
             self._rotation.began(attempts.address)
         return endpoint
 
+    def _require_open(self) -> None:
+        if self.closed.is_set():
+            raise RuntimeError("the client is closed")
+
     @contextmanager
     def _at(self, addresses: Sequence[str]) -> Iterator[list[Endpoint]]:
-        """The endpoints of addresses, with a call counted at each."""
+        """The endpoints of addresses, with a call counted at each. Raises RuntimeError after `close`."""
         with self._opening:
+            self._require_open()
             endpoints = [one for address in addresses if (one := self._endpoint(address)) is not None]
             for one in endpoints:
                 self._rotation.began(one.address)
