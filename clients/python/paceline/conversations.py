@@ -63,7 +63,7 @@ def _set_message(wire: pb.Message, message: MessageLike, name: str) -> None:
     needed = ["role"] if given.get("tool_calls") else ["role", "content"]
     for field in needed:
         if field not in given:
-            raise InvalidRequest(f"{name} has no {field!r}")
+            raise InvalidRequest(f"{name} has no {field!r}, or an empty one")
     for field, value in given.items():
         if field != "tool_calls":
             set_field(wire, field, value, f"{name}.{field}")

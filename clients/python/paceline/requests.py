@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypedDict
 from paceline.chat import MessageLike, ToolChoice, ToolLike
 from paceline.conversations import CHAT_OPTIONS, chat_messages, set_chat_option
 from paceline.errors import InvalidRequest
-from paceline.fields import set_field
+from paceline.fields import refuse, set_field
 from paceline.grammars import GRAMMARS, set_grammar
 from paceline.scheduler.v1 import scheduler_pb2 as pb
 from paceline.schemas import Parsed, SchemaLike
@@ -162,6 +162,8 @@ def generate_request(
     if sum(kind is not None for kind in (prompt, messages, token_ids)) != 1:
         raise InvalidRequest("give exactly one of prompt, messages and token_ids")
     request = pb.GenerateRequest()
+    if isinstance(prompt, list | tuple):
+        refuse("prompt", "a string (a chat goes into messages=, ids into token_ids=)", prompt)
     if prompt is not None:
         set_field(request, "text", prompt, "prompt")
     elif messages is not None:

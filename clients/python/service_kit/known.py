@@ -23,7 +23,8 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 def similar(name: str, known: Collection[str]) -> str:
     """A suggestion to append to an error message: "; did you mean NAME?", or "" if no name is similar."""
-    given, sought = name.lower(), {one.lower(): one for one in sorted(known, reverse=True)}
+    given = name.lower().lstrip("-")  # which all options share
+    sought = {one.lower().lstrip("-"): one for one in sorted(known, reverse=True)}
     beginnings = {one[: len(given)]: whole for one, whole in sought.items()}
     for names in (sought, beginnings):  # of a long name, many type the beginning
         if near := difflib.get_close_matches(given, names, n=1, cutoff=0.6 if names is sought else 0.8):

@@ -105,8 +105,12 @@ class Encoder:
         if template is None:
             raise ChatTemplateError("the model has no chat template")
         for index, message in enumerate(messages):
-            if message["role"] not in self._roles:
-                raise ChatTemplateError("is none that the chat template knows", f"messages[{index}].role")
+            if (role := message["role"]) not in self._roles:
+                known = ", ".join(sorted(ROLES))
+                raise ChatTemplateError(
+                    f"is {role!r:.40}, and neither one of {known} nor in the chat template",
+                    f"messages[{index}].role",
+                )
         now = datetime.now()
         text = template.render(
             messages, max_bytes, now, arguments=arguments, tools=tools, continues=continues, opens=opens

@@ -187,8 +187,8 @@ def test_a_redirect_elsewhere_brings_nothing_that_the_hub_did_not_list(hub: Fake
         ("owner/tiny-GGUF:Q2_K", "no GGUF file :Q2_K; it has :Q4_K_M, :Q8_0"),
         ("owner/tiny:Q4_K_M", "has safetensors files and no GGUF files: leave out :Q4_K_M"),
         ("owner/parts", "has no tiny-Q4_0-00001-of-00002.gguf, a part of the GGUF file"),
-        ("llama3", "neither SmolLM2-135M-Instruct nor owner/name"),
-        ("../tiny", "neither"),
+        ("llama3", "give owner/name of a model on a hub"),
+        ("../tiny", "give owner/name"),
     ],
 )
 def test_what_can_not_be_fetched_is_said_in_one_line(hub: FakeHub, name: str, said: str) -> None:

@@ -54,7 +54,7 @@ PORT = ("--port", "0")  # the default one may be taken
         (["serve", *PORT, "nobody"], "no such file or directory"),
         (["serve", *PORT, "here/nobody.gguf"], "no such file or directory"),
         (["serve", *PORT, "tiny", "--model", "tiny"], "give one of them"),
-        (["pull", "llama3"], "neither SmolLM2-135M-Instruct nor owner/name"),
+        (["pull", "llama3"], "give owner/name of a model on a hub"),
         (["pull", "http://example.com/a.gguf"], "is not an https:// address"),
         (["pull", "https://example.com/a.gguf"], "--sha256 has to be given"),
         (["pull", "https://example.com/a.bin"], "does not end with the name of a GGUF file"),

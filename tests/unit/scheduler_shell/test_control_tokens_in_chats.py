@@ -120,6 +120,7 @@ def test_a_role_can_not_spell_a_token(role: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         ids_of(STYLES["Phi-3"], [{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
     assert caught.value.field == "messages[1].role"
+    assert repr(role) in str(caught.value)
 
 
 def test_a_role_that_stands_quoted_in_the_template_is_known() -> None:

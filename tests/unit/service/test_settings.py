@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from service_kit.identity import token_hash
+from service_kit.known import nearest
 from service_kit.secrets import parse_secrets
 from service_kit.settings import ServiceSettings
 
@@ -73,6 +74,11 @@ def test_a_variable_that_is_no_setting_ends_the_start_with_the_nearest_name(
     said = complaint(parse)
     assert f"{name}: no such setting; did you mean {near}?" in said
     assert "x-value" not in said
+
+
+def test_the_dashes_of_options_make_none_alike() -> None:
+    assert nearest("--foo", ["--tool-format", "--step-tokens"]) == ""
+    assert nearest("--tool-form", ["--tool-format"]) == "; did you mean --tool-format?"
 
 
 def test_variables_of_the_other_service_and_of_clients_are_none_of_ours(

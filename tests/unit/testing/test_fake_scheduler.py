@@ -212,7 +212,7 @@ def test_delays_are_waited_and_a_client_that_leaves_meanwhile_is_noticed(
 
 def test_a_call_without_a_reply_fails_and_is_remembered(fake: FakeScheduler, client: Client) -> None:
     fake.reply("yes", to="^known")
-    with pytest.raises(errors.InternalError, match=r"has no reply \(any more\) to 'unknown'"):
+    with pytest.raises(errors.InternalError, match=r"has no reply to 'unknown', or none left"):
         client.complete("unknown")
     assert [call.prompt for call in fake.unanswered] == ["unknown"]
 

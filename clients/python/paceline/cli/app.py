@@ -70,8 +70,10 @@ class _Serve(TyperCommand):
         known = {"--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
         for name in (arg.partition("=")[0] for arg in args):
             if name.startswith("--") and name not in {"--", *known} and not ctx.resilient_parsing:
+                hint = nearest(name, known)
+                end = "" if hint.endswith("?") else "."
                 fail(
-                    f"serve has no option {name}{nearest(name, known)}. Settings of the services are given as"
+                    f"serve has no option {name}{hint}{end} Settings of the services are given as"
                     " -E name=value (executor) and -S name=value (scheduler)",
                     2,
                 )

@@ -73,8 +73,8 @@ def pull(
         typer.echo(_fetch_from_hub(found))
     else:
         fail(
-            f"{name}: neither {DEFAULT_MODEL.name} nor owner/name of a model on a hub, nor the https:// URL"
-            " of a GGUF file",
+            f"{name}: give owner/name of a model on a hub, the https:// URL of a GGUF file, or"
+            f" {DEFAULT_MODEL.name}",
             2,
         )
 

@@ -109,5 +109,5 @@ class FakeScheduler:
         self.unanswered.append(call)
         shown = call.prompt if len(call.prompt) <= _SHOWN else f"{call.prompt[:_SHOWN]}..."
         return FakeReply(
-            fault=FakeError("INTERNAL", f"the FakeScheduler has no reply (any more) to {shown!r}")
+            fault=FakeError("INTERNAL", f"the FakeScheduler has no reply to {shown!r}, or none left")
         )
