@@ -98,7 +98,11 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
                                 index=number, id=f"{number}", name=tool.name, arguments=arguments
                             )
                             yield pb.GenerateResponse(index=index, delta=pb.Delta(tool_calls=[call]))
-                        yield pb.GenerateResponse(index=index, finished=FINISHED)
+                        end = pb.Finished()
+                        end.CopyFrom(FINISHED)
+                        if request.text == "cut":
+                            end.reason = pb.FINISH_REASON_LENGTH
+                        yield pb.GenerateResponse(index=index, finished=end)
         except asyncio.CancelledError:
             self.cancelled.set()
             raise

@@ -201,7 +201,7 @@ async def test_generate_takes_the_scheduler_that_is_there(
 async def test_generate_shows_what_of_a_request_has_no_effect(served: Served) -> None:
     result = await invoked("generate", "warned", "-a", served.address)
     assert result.stdout == "a b c\n"
-    assert "paceline: [one] " in result.stderr
+    assert "paceline: warning: [one] " in result.stderr
     assert "\x1b" not in result.stderr
 
 
@@ -256,6 +256,13 @@ async def test_generate_through_the_template_sends_messages(served: Served) -> N
     await paceline("generate", "--chat", "--system", "brief", "hi", "-a", served.address)
     sent = served.fake.requests[-1].messages.messages
     assert [(one.role, one.content) for one in sent] == [("system", "brief"), ("user", "hi")]
+
+
+async def test_an_answer_that_was_cut_is_called_so(served: Served) -> None:
+    cut = await invoked("generate", "cut", "-a", served.address)
+    assert "[cut at 3 tokens: -m N]" in cut.stderr
+    assert served.fake.requests[-1].stop.max_tokens == 512
+    assert "[cut" not in (await invoked("generate", "words", "-a", served.address)).stderr
 
 
 async def test_generate_as_json_is_one_event_a_line(served: Served) -> None:

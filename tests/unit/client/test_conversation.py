@@ -94,10 +94,18 @@ def test_options_are_set_shown_and_set_back(talk: Conversation) -> None:
     assert talk.set("temperature 0.7") == "temperature: 0.7"
     assert talk.set("max-tokens 20") == "max_tokens: 20"
     assert talk.options == {"temperature": 0.7, "max_tokens": 20}
-    assert talk.set("") == "temperature 0.7\nmax_tokens 20"
+    assert talk.set("") == "temperature: 0.7\nmax_tokens: 20"
     assert talk.set("temperature default") == "temperature: the default"
     assert talk.options == {"max_tokens": 20}
-    for wrong in ("seed 0.5", "temperature warm", "model other", "labels x"):
+    for wrong in (
+        "seed 0.5",
+        "temperature warm",
+        "temperature -3",
+        "temperature nan",
+        "max_tokens 0",
+        "model other",
+        "labels x",
+    ):
         with pytest.raises(Refused):
             talk.set(wrong)
 

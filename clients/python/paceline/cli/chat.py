@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from rich.markup import escape
 
@@ -22,12 +20,15 @@ from paceline.cli.common import (
 )
 from paceline.cli.conversation import COMMANDS, HELP, Conversation, Refused, command_of
 from paceline.cli.generate import (
+    MAX_TOKENS,
     DrafterChoice,
+    MaxTokens,
     Mode,
     Seed,
     System,
     Temperature,
     TopP,
+    cut_line,
     options,
     speculation,
 )
@@ -45,7 +46,7 @@ def chat(
     addresses: Addresses,
     system: System = None,
     model: Adapter = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-m", min=1, help="Of each answer.")] = 512,
+    max_tokens: MaxTokens = MAX_TOKENS,
     temperature: Temperature = None,
     top_p: TopP = None,
     seed: Seed = None,
@@ -140,7 +141,7 @@ def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
                     answer.add(event)
                     text += event.text
                 elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
-                    cut = f"[cut at {event.usage.completion_tokens} tokens: /set max_tokens N]"
+                    cut = cut_line(event.usage, "/set max_tokens N")
         except KeyboardInterrupt:
             write(" [stopped]")
     write("\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -33,18 +33,18 @@ HELP = "\n".join(
 )
 _COMMAND = re.compile(r"(/[a-z]+)(?: +([^\n]*))?")
 _WITH_WORDS = ("/system", "/set", "/save", "/load")
-_NUMBERS: dict[str, Callable[[str], float]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "seed": int,
-    "max_tokens": int,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
+_NUMBERS: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "temperature": (float, 0, 100),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, 2**32 - 1),
+    "min_p": (float, 0, 1),
+    "seed": (int, 0, 2**64 - 1),
+    "max_tokens": (int, 1, 2**32 - 1),
+    "repetition_penalty": (float, 0, 100),
+    "presence_penalty": (float, -100, 100),
+    "frequency_penalty": (float, -100, 100),
 }
-"""What /set takes. The scheduler checks the ranges."""
+"""What /set takes, and between which numbers; the scheduler checks it too."""
 _MAX_BYTES = 16 << 20
 _ROLES = ("system", "user", "assistant")
 
@@ -81,7 +81,7 @@ class Conversation:
     def set(self, text: str) -> str:
         """Change an option, or show all; returns what there is to say. Raises Refused."""
         if not text:
-            found = [f"{name} {value}" for name, value in self.options.items() if value is not None]
+            found = [f"{name}: {value}" for name, value in self.options.items() if value is not None]
             return "\n".join(found) or "all are the server's defaults"
         name, _, value = text.partition(" ")
         name = name.replace("-", "_")
@@ -91,10 +91,15 @@ class Conversation:
         if value.strip() in ("", "default"):
             options.pop(name, None)
             return f"{name}: the default"
+        kind, low, high = _NUMBERS[name]
         try:
-            options[name] = _NUMBERS[name](value)
+            number = kind(value)
         except ValueError:
-            raise Refused(f"{name}: {value.strip()} is not a number of its kind") from None
+            expected = "a whole number" if kind is int else "a number"
+            raise Refused(f"{name}: {value.strip()} is not {expected}") from None
+        if not low <= number <= high:
+            raise Refused(f"{name}: {number} is not within [{low:g}, {high:g}]")
+        options[name] = number
         return f"{name}: {options[name]}"
 
     def save(self, name: str) -> str:

@@ -18,10 +18,12 @@ from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
 from paceline.generation import Generation
 from paceline.requests import Options
-from paceline.types import Delta, Drafter, Event, Finished, Speculation, Usage
+from paceline.types import Delta, Drafter, Event, Finished, FinishReason, Speculation, Usage
 
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-m", min=1, help="Default: what fits.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-m", min=1, help="Of an answer.")]
+MAX_TOKENS = 512
+"""Of an answer, unless a user says more: a small model may go on for ever."""
 TopP = Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0)]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="0 is off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", min=0.0, max=1.0)]
@@ -115,7 +117,7 @@ def generate(
     ] = False,
     system: System = None,
     model: Adapter = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = MAX_TOKENS,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
@@ -188,6 +190,9 @@ def generate(
                 warn(warning)
         if stderr.is_terminal and not (chat or as_json) and "chat" in client.model_info().capabilities:
             stderr.print("The prompt was continued as it stands: --chat asks the model.", style="dim")
+    for end in [] if as_json else ends:
+        if end.reason is FinishReason.LENGTH:
+            stderr.print(cut_line(end.usage, "-m N"), style="dim", markup=False, highlight=False)
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
@@ -228,6 +233,11 @@ def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     raise TypeError(type(value).__name__)
+
+
+def cut_line(usage: Usage, how: str) -> str:
+    """That an answer has all tokens that it may have, and how to get more."""
+    return f"[cut at {usage.completion_tokens} tokens: {how}]"
 
 
 def _speed_line(usage: Usage) -> str:
