@@ -196,7 +196,9 @@ class ServiceSettings(BaseSettings):
         for name in self.SECRET_FILES:
             path: Path | None = getattr(self, name)
             if path is not None and others_may_read(path):
-                warnings.append(f"--{name.replace('_', '-')}: every user of this machine may read {path}")
+                warnings.append(
+                    f"--{name.replace('_', '-')}: every user of this machine may read {path}: chmod 600"
+                )
         return warnings
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ async def told(answers: Iterator[bool], capsys: pytest.CaptureFixture[str]) -> l
 async def test_readiness_is_told_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
     first, lost, again = await told(iter([False, True, True, False, False, True]), capsys)
     assert first == again == "Ready: a scheduler serves."
-    assert lost.startswith("paceline: no scheduler serves at a:1, b:2: requests are refused until one does")
+    assert lost.startswith("paceline: warning: no scheduler serves at a:1, b:2: requests are refused")
 
 
 async def test_a_gateway_that_finds_no_scheduler_says_so_once_after_a_while(

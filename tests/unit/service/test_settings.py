@@ -212,7 +212,7 @@ def test_a_secret_file_that_others_may_read_is_a_warning(tmp_path: Path, mode: i
     secret.chmod(mode)
     for flag, load in (("--auth-token-file", executor), ("--executor-token-file", scheduler)):
         found = load(*tokens, flag, str(secret)).security_warnings()
-        assert found == [f"{flag}: every user of this machine may read {secret}"][:warnings]
+        assert found == [f"{flag}: every user of this machine may read {secret}: chmod 600"][:warnings]
 
 
 @pytest.mark.parametrize("flag", ["--executor-token-file", "--executor-tls-ca", "--config"])

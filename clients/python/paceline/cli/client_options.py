@@ -57,7 +57,7 @@ def client_token(context: typer.Context, token_file: Path | None) -> str:
     if from_variable and from_file and from_variable != from_file:
         fail(f"{TOKEN_VARIABLE} and --token-file name different tokens: give one of them", 2)
     if token_file is not None and others_may_read(token_file):
-        warn(f"--token-file: every user of this machine may read {token_file}")
+        warn(f"--token-file: every user of this machine may read {token_file}: chmod 600")
     return from_file or from_variable
 
 

@@ -104,7 +104,7 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 def warn(message: str) -> None:
     """Print one line to stderr."""
-    stderr.print(f"[yellow]paceline:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    stderr.print(f"[yellow]paceline: warning:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 class _Notes(logging.Handler):

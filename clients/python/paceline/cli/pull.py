@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from service_kit.known import nearest
@@ -71,6 +72,7 @@ def pull(
         if directory is not None:
             fail("--directory is not for a hub's models: HF_HUB_CACHE says where these lie", 2)
         typer.echo(_fetch_from_hub(found))
+        stderr.print(f"[dim]Serve it: paceline serve {escape(name)}[/]", highlight=False, soft_wrap=True)
     else:
         fail(
             f"{name}: give owner/name of a model on a hub, the https:// URL of a GGUF file, or"

@@ -251,6 +251,8 @@ def serve(
     require_writable(port_file, "--port-file")
     require_free(host, port, "--port")
     require_free("127.0.0.1", executor_port, "--executor-port")
+    if port and port == executor_port:
+        fail(f"--port and --executor-port are both {port}: each process has its own", 2)
     config = StackConfig(
         backend=backend,
         model=served_model(backend, chosen),

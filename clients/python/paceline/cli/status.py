@@ -167,6 +167,8 @@ def table(
         counters.add_row(f"[dim]{left}[/]", left_value)
         if right:
             counters.add_row(f"[dim]{right}[/]", right_value)
+    if not executors:
+        return Group(counters, "", "[dim]The executors are shown to an administrator's token.[/]")
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for column in ("executor", "state", "pages used", "losses"):
         table.add_column(column, style=None, header_style="dim")

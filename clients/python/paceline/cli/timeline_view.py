@@ -143,7 +143,7 @@ class Timeline:
         now_us: the end of a live view, microseconds since 1970; None: the last step's.
         """
         if not self._steps:
-            return Text("no step yet")
+            return Text("no step yet" if self.seconds is None else f"no step in the last {self.seconds:g} s")
         last_us = self._steps[-1].ended_us
         to_us = last_us if now_us is None else max(now_us, last_us)
         since_us = self._steps[0].started_us

@@ -11,6 +11,7 @@ from service_kit.model_name import gguf_parts, model_name
 
 from paceline.cli.models.directories import hub_cache, model_directories
 from paceline.cli.models.hub_files import CONFIG, quantization_of
+from paceline.cli.models.wheel import DEFAULT_MODEL
 
 _MAIN = "main"
 
@@ -65,7 +66,7 @@ def local_models() -> Iterator[LocalModel]:
     names = set()
     for directory in model_directories():
         for path in _entries(directory):
-            name = model_name(path)
+            name = DEFAULT_MODEL.name if path.name == DEFAULT_MODEL.file_name else model_name(path)
             if _is_listed(path) and name not in names:
                 names.add(name)
                 yield LocalModel(name, path, in_hub_cache=False)
@@ -78,7 +79,7 @@ def find_local(given: str) -> LocalModel | None:
     """The model of this name, if there is one. A repository with one GGUF file needs no quantization."""
     models = list(local_models())
     for model in models:
-        if given in (model.name, model.path.name):
+        if given in (model.name, model.path.name, *([] if model.in_hub_cache else [model_name(model.path)])):
             return model
     files = [model for model in models if model.in_hub_cache and model.name.rpartition(":")[0] == given]
     return files[0] if len(files) == 1 else None

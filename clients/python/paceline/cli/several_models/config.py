@@ -105,7 +105,7 @@ def announce_models(stacks: ModelStacks, port_file: Path | None) -> None:
     further = f" (on demand: {', '.join(rest)})" if rest else ""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     stderr.print(
-        f"Serving [bold]{','.join(up)}[/] at [bold]{address}[/]{further}. Ctrl-C stops.",
+        f"Serving [bold]{', '.join(up)}[/] at [bold]{address}[/]{further}. Ctrl-C stops.",
         highlight=False,
         soft_wrap=True,
     )
