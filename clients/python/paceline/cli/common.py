@@ -167,6 +167,8 @@ def run(security: Security, main: Coroutine[object, object, _T], address: str) -
 def advice(security: Security, error: BaseException, address: str) -> str:
     """One line for the user: the error, and what to do about it."""
     match error:
+        case ChildFailed():
+            return error.message  # its last line of output is printed already
         case errors.Unavailable() if _unreachable(error):
             return _no_connection(security, error, address)
         case errors.RetryLater(retry_after_s=after) if after:

@@ -79,7 +79,8 @@ def find_local(given: str) -> LocalModel | None:
     """The model of this name, if there is one. A repository with one GGUF file needs no quantization."""
     models = list(local_models())
     for model in models:
-        if given in (model.name, model.path.name, *([] if model.in_hub_cache else [model_name(model.path)])):
+        of_file = [] if model.in_hub_cache else [model_name(model.path)]
+        if given in (model.name, model.path.name, *of_file):
             return model
     files = [model for model in models if model.in_hub_cache and model.name.rpartition(":")[0] == given]
     return files[0] if len(files) == 1 else None
