@@ -118,9 +118,13 @@ async def compared(serve: subprocess.Popen[bytes]) -> bool:
 
 
 def pid_of(serve: subprocess.Popen[bytes], service: str) -> int:
-    """Of a service that `serve` has started."""
+    """Of a service that `serve` has started; one that it is just starting has no such name yet."""
     command = ["pgrep", "-P", str(serve.pid), "-f", f"{service}_service"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+    while serve.poll() is None:
+        if found := subprocess.run(command, capture_output=True, text=True, check=False).stdout.split():
+            return int(found[0])
+        time.sleep(0.01)
+    raise SystemExit(f"paceline serve ended with status {serve.returncode}")
 
 
 def wait_until_ready(serve: subprocess.Popen[bytes]) -> None:
