@@ -83,7 +83,8 @@ def wait_for_model(client: Client) -> None:
     Waits as long as the client's calls do by themselves, and before for a scheduler of this machine that a
     `paceline serve` of this user is starting. Raises PacelineError.
     """
-    if _first_status(client).state != "loading":
+    status = _first_status(client)
+    if status is None or status.state != "loading":
         return
     with loading_bar() as show, concurrent.futures.ThreadPoolExecutor(1) as thread:
         served = thread.submit(client.model_info)
@@ -97,8 +98,11 @@ def wait_for_model(client: Client) -> None:
         served.result()
 
 
-def _first_status(client: Client) -> Status:
-    """The scheduler's status, as soon as it listens if it may be one that starts. Raises PacelineError."""
+def _first_status(client: Client) -> Status | None:
+    """The scheduler's status, as soon as it listens if it may be one that starts. Raises PacelineError.
+
+    None: the first of several models is not there yet. It may be another one that is called, and calls wait.
+    """
     on_this_machine = all(map(is_loopback, client.addresses))
     until, last = 0.0, time.monotonic() + FAILOVER_TIMEOUT_S
     with ExitStack() as shown:
@@ -109,7 +113,9 @@ def _first_status(client: Client) -> Status:
             try:
                 return client.status(timeout_s=_STATUS_TIMEOUT_S)
             except errors.Unavailable as error:
-                if error.reason or time.monotonic() >= until:
+                if error.reason:
+                    return None
+                if time.monotonic() >= until:
                     raise
             if begins:
                 show = show or shown.enter_context(loading_bar())
