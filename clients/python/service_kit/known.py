@@ -50,7 +50,11 @@ def unknown_flags(arguments: Sequence[str], fields: Collection[str], switches: C
     """An error message for each flag that is not a setting. Abbreviated flags are refused too."""
     known = {"--help"} | {_flag(field) for field in fields} | {f"--no-{_flag(name)[2:]}" for name in switches}
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    return [f"{flag}: no such setting{nearest(flag, known)}" for flag in given if flag not in known]
+    return [
+        f"{flag}: no such setting{nearest(flag, known) or '; --help lists all'}"
+        for flag in given
+        if flag not in known
+    ]
 
 
 def _flag(field: str) -> str:

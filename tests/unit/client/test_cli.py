@@ -250,6 +250,10 @@ EXECUTORS = admin_pb2.ListExecutorsResponse(
 async def test_generate_reads_a_piped_prompt(served: Served) -> None:
     assert (await paceline("generate", "-a", served.address, stdin="from a pipe")).returncode == 0
     assert served.fake.requests[-1].text == "from a pipe"
+    for chat, asked in (([], "hello\n"), (["--chat"], "hello")):
+        await paceline("generate", "-a", served.address, *chat, stdin="hello\n")
+        request = served.fake.requests[-1]
+        assert (request.messages.messages[0].content if chat else request.text) == asked
 
 
 async def test_generate_through_the_template_sends_messages(served: Served) -> None:
@@ -323,6 +327,7 @@ async def test_a_chat_obeys_commands_and_takes_questions_of_several_lines(
         "Be brief.", "why", "a b c",
     ]  # fmt: skip
     assert "there is no /nothing" in chat.stdout
+    assert chat.stderr.count("[the same answer") == 1
 
 
 def test_a_terminal_shows_reasoning_dimmed_before_the_answer(

@@ -101,6 +101,9 @@ def _converse(client: Client, conversation: Conversation, secured: Security, add
             stderr.print(advice(secured, error, address), style="bold red", markup=False, highlight=False)
             conversation.turns = before  # a failed question is not added, and /retry has not taken one away
             continue
+        if command is not None and answer == before[-1].content:  # /retry
+            note = "[the same answer, as with a seed or at temperature 0: /set temperature 0.7]"
+            stderr.print(note, style="dim", markup=False, highlight=False)
         conversation.answered(question, answer)
 
 

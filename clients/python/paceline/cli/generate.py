@@ -158,6 +158,8 @@ def generate(
         if sys.stdin.isatty():
             fail('give a prompt: paceline generate --chat "Why is the sky blue?", or pipe one in', 2)
         prompt = sys.stdin.read()
+        if chat:  # echo ends a line, and the question is none of it
+            prompt = prompt.removesuffix("\n")
     assert prompt is not None
     if sum(given is not None for given in (schema, regex, choice or None, grammar)) > 1:
         fail("--schema, --regex, --choice or --grammar: one of them", 2)
