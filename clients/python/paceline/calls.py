@@ -152,6 +152,12 @@ class Background:
         """Leave it: its call ends with its channel."""
 
 
+def require_open(closed: Flag) -> None:
+    """Raises RuntimeError for a call that begins after its client was closed."""
+    if closed.is_set():
+        raise RuntimeError("the client is closed")
+
+
 def is_set_within(flag: Flag, seconds: float) -> bool:
     """Wait until the flag is set, for at most `seconds`; returns whether it is."""
     return flag.wait(seconds)

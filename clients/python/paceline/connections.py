@@ -25,6 +25,7 @@ from paceline.calls import (
     is_set_within,
     replies_of,
     reply_of,
+    require_open,
 )
 from paceline.channel import Metadata, Security
 from paceline.directory import (
@@ -32,6 +33,7 @@ from paceline.directory import (
     MAX_ENTRIES,
     MAX_LOOK_BYTES,
     MESSAGE_BYTES,
+    OTHER_MODEL,
     DirectoryUse,
     KnownSchedulers,
 )
@@ -39,9 +41,6 @@ from paceline.endpoint import HEALTH_CHECK, SERVING
 from paceline.failover import MODEL_KEY, Attempts, Rotation, addresses_of
 from paceline.names import dns_name, schedulers_behind
 from paceline.scheduler.v1 import scheduler_pb2 as pb
-
-OTHER_MODEL = "OTHER_MODEL"
-"""Reason of the client's own error for a learned scheduler that serves another model than its entry says."""
 
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -157,24 +156,20 @@ class SchedulerConnections:
         return endpoint
 
     def _begin(self, attempts: Attempts) -> Endpoint:
-        """Count the current attempt at its scheduler, which is known. Raises RuntimeError after `close`."""
+        """Count the current attempt at its scheduler, which is still known."""
+        require_open(self.closed)
         with self._opening:
-            self._require_open()
             while (endpoint := self._endpoint(attempts.address)) is None:
                 self._choose_among_known()  # or it may be chosen again
                 attempts.skip(time.monotonic())
             self._rotation.began(attempts.address)
         return endpoint
 
-    def _require_open(self) -> None:
-        if self.closed.is_set():
-            raise RuntimeError("the client is closed")
-
     @contextmanager
     def _at(self, addresses: Sequence[str]) -> Iterator[list[Endpoint]]:
-        """The endpoints of addresses, with a call counted at each. Raises RuntimeError after `close`."""
+        """The endpoints of addresses, with a call counted at each."""
+        require_open(self.closed)
         with self._opening:
-            self._require_open()
             endpoints = [one for address in addresses if (one := self._endpoint(address)) is not None]
             for one in endpoints:
                 self._rotation.began(one.address)
@@ -331,10 +326,7 @@ class SchedulerConnections:
                 raise failure
 
     def is_serving(self, timeout_s: float | None) -> bool:
-        """Whether a scheduler says by grpc.health.v1 that it serves: a given one, else a learned one.
-
-        The calls send no metadata.
-        """
+        """Whether a scheduler says by grpc.health.v1, without a token, that it serves: a given one first."""
         given = self._known.given
         for addresses in (given, self.addresses[len(given) :]):
             with self._at(addresses) as endpoints:

@@ -18,6 +18,8 @@ from paceline.scheduler.v1 import scheduler_pb2 as pb
 DirectoryUse = Literal["off", "safe", "any"]
 """Which schedulers of a directory a client uses: see `KnownSchedulers`."""
 
+OTHER_MODEL = "OTHER_MODEL"
+"""Reason of the client's own error for a learned scheduler that serves another model than its entry says."""
 LOOK_EVERY_S = 10.0
 """Time between two looks into a directory, while calls begin."""
 LOOK_AGAIN_S = 1.0

@@ -155,6 +155,12 @@ class Background:
             await asyncio.wait([self._task])
 
 
+def require_open(closed: Flag) -> None:
+    """Raises RuntimeError for a call that begins after its client was closed."""
+    if closed.is_set():
+        raise RuntimeError("the client is closed")
+
+
 async def is_set_within(flag: Flag, seconds: float) -> bool:
     """Wait until the flag is set, for at most `seconds`; returns whether it is."""
     with suppress(TimeoutError):
