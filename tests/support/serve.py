@@ -59,7 +59,7 @@ class Serve:
     @property
     def address(self) -> str:
         if self._log_file != self._port_file:
-            self.wait_for(r"Serving \S+ at")
+            self.wait_for(r"Serving .+ at ")
         return f"127.0.0.1:{self._port_file.read_text().strip()}"
 
     @property
