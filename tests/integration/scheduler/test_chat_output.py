@@ -160,10 +160,16 @@ async def test_calls_of_a_free_model_are_those_that_the_request_allows(
 async def test_drafts_of_what_a_call_forces_change_no_token(stub: rpc.SchedulerServiceAsyncStub) -> None:
     without = free(max_calls=1)
     without.speculation.mode = pb.SPECULATION_MODE_OFF
-    drafted, plain = (await generate(stub, free(max_calls=1))).one, (await generate(stub, without)).one
-    assert drafted.tool_calls
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.finished.usage.grammar_accepted_tokens > 0
+    plain = (await generate(stub, without)).one
+    accepted = 0
+    for _ in range(20):  # whether drafts pay, and are made, depends on what steps took
+        drafted = (await generate(stub, free(max_calls=1))).one
+        assert drafted.tool_calls
+        assert drafted.token_ids == plain.token_ids
+        accepted += drafted.finished.usage.grammar_accepted_tokens
+        if accepted:
+            break
+    assert accepted > 0
 
 
 async def test_several_completions_and_unary_answers_have_the_same_calls(
