@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from pathlib import Path
 
 import typer
+from paceline.cli.child_run import send_signal
 from paceline.cli.models.hub import hub_name
 from paceline.cli.models.local import find_local
 from paceline.cli.served_model import served_model
@@ -59,7 +61,7 @@ async def _fetch(given: str, told: Callable[[str], None]) -> None:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
         if pull.returncode is None:
-            pull.kill()
+            send_signal(pull, signal.SIGKILL)
             await pull.wait()
     if pull.returncode:
         lines = said.decode(errors="replace").split("\n")

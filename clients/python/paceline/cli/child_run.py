@@ -78,9 +78,7 @@ class ChildRun:
 
     def terminate(self) -> None:
         """Send SIGTERM, unless it has ended."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        send_signal(self._process, signal.SIGTERM)
 
     def kill_group(self) -> None:
         """Kill what is left of the process's group; the process itself may have ended."""
@@ -106,6 +104,17 @@ class ChildRun:
             line = chunk.decode(errors="replace").rstrip()
             self.last_line = line or self.last_line
             self._on_line(line)
+
+
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended.
+
+    asyncio's own `send_signal`, `terminate` and `kill` first ask whether the process has ended, which takes the
+    exit status away from asyncio's watcher: the status is then 255, with a warning in the log.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def cause(status: int) -> str:

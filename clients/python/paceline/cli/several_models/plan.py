@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from paceline.cli.child_run import send_signal
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.services import command
 from paceline.cli.stack import StackConfig
@@ -92,8 +93,7 @@ async def planned(models: Sequence[ModelLaunch]) -> tuple[dict[str, int], dict[s
     except TimeoutError:
         output = b""
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
+        send_signal(process, signal.SIGKILL)
     needs = {one.name: _SCHEDULER_BYTES for one in models}
     problems: dict[str, str] = {}
     answers = [json.loads(line) for line in output.splitlines()]
