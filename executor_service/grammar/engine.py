@@ -7,6 +7,7 @@ them would take back a token of the text. So what stands after a text's end is k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import ParamSpec, TypeVar
@@ -47,6 +48,14 @@ _MAX_SPELLED = 64  # bytes
 NOTHING: frozenset[int] = frozenset()
 _NO_TOKEN = "the grammar allows no token here"
 _NO_EXTENSION = "NoExtensionBias"  # how the library says so
+
+# Parts of the library's messages.
+_EXCERPT = re.compile(r"^ *(?:\d+ \| .*|\^+) *$", re.MULTILINE)  # a line of the grammar, and a mark below it
+_REGEX_ERROR = re.compile(
+    r'(?:invalid regex "[^\n]*" \(in \w+\): )?regex parse error:\n.*?\berror: ', re.DOTALL
+)
+_LIBRARY_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_PLACE = re.compile(r"^line \d+, column \d+: ")
 _PANIC = "PanicException"  # of Rust code; its class can't be imported, and is no Exception
 
 
@@ -95,7 +104,9 @@ class GrammarEngine:
             probe.forced()  # here a grammar is found out that forces a text without end
             self._try_second(probe)
         except GrammarStuck as error:
-            raise GrammarInvalid(str(error)) from None
+            # Of other kinds, the place lies in a grammar that was made of the caller's text.
+            message = str(error) if source.kind == "lark" else _PLACE.sub("", str(error))
+            raise GrammarInvalid(message) from None
         return compiled
 
     def _try_second(self, probe: TokenMatcher) -> None:
@@ -367,6 +378,7 @@ class TokenMatcher:
 
 
 def _message(matcher: LLMatcher) -> str:
-    """Why a matcher is in error, in one line."""
-    text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    """Why a matcher is in error, in one line: without excerpts of the grammar, which the caller has."""
+    text = _REGEX_ERROR.sub("invalid regex: ", _EXCERPT.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    text = _LIBRARY_PLACE.sub(r"line \1, column \2: ", " ".join(text.split()))
     return _NO_TOKEN if text in ("", _NO_EXTENSION) else text[:_MAX_MESSAGE]
