@@ -379,6 +379,8 @@ class TokenMatcher:
 
 def _message(matcher: LLMatcher) -> str:
     """Why a matcher is in error, in one line: without excerpts of the grammar, which the caller has."""
-    text = _REGEX_ERROR.sub("invalid regex: ", _EXCERPT.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    text = _REGEX_ERROR.sub(
+        "invalid regex: ", _EXCERPT.sub("", matcher.get_error().replace("<non-verbose/>", ""))
+    )
     text = _LIBRARY_PLACE.sub(r"line \1, column \2: ", " ".join(text.split()))
     return _NO_TOKEN if text in ("", _NO_EXTENSION) else text[:_MAX_MESSAGE]

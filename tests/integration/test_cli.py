@@ -64,8 +64,25 @@ def test_a_refusal_is_one_line_and_fails(shared: Serve) -> None:
     result = run("generate", "x", "--max-tokens", "1000000000", "-a", shared.address)
     assert result.returncode == 1
     assert result.stderr.startswith("paceline: ")
-    assert "max_tokens" in result.stderr
+    assert "--max-tokens" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stop", ""], "--stop[0]: must not be empty"),
+        (
+            ["--drafter", "draft-executor", "--speculation", "2"],
+            "--drafter: the server has no draft executor",
+        ),
+        (["-n", "1000"], "-n: must be within"),
+    ],
+)
+def test_a_refusal_names_the_option(shared: Serve, arguments: list[str], said: str) -> None:
+    result = run("generate", "x", "-a", shared.address, *arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"paceline: {said}")
 
 
 def test_a_stack_on_loopback_warns_of_nothing(shared: Serve) -> None:

@@ -1,7 +1,7 @@
 """The errors that calls of the SDK raise.
 
     PacelineError
-    ├── InvalidRequest         a parameter is bad or too large; the message names the field
+    ├── InvalidRequest         a parameter is bad or too large; the message names the argument
     ├── DuplicateRequest       the request_id (or cache_id) is in use
     ├── NotFound               unknown or released cache, unknown session, model or adapter
     ├── StaleState             the KV length, epoch or step order differs from what the request expects
@@ -40,6 +40,19 @@ _NO_CONNECTION = re.compile(
 )
 """What gRPC says of an address at which it could not connect."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
+_GROUPED = re.compile(r"^(?:sampling|stop|grammar|speculation)\.(?P<field>[a-z_]+)")
+_ARGUMENTS = MappingProxyType(
+    {
+        "stop.strings": "stop",
+        "stop.token_ids": "stop_token_ids",
+        "grammar.json_schema": "schema",
+        "grammar.lark": "grammar",
+        "speculation.mode": "speculation",
+        "speculation.draft_tokens": "speculation",
+        "speculation.drafter": "speculation.drafter",
+    }
+)
+"""Arguments of the SDK that are called otherwise than the contract's fields, which lie in groups there."""
 
 
 class PacelineError(Exception):
@@ -248,6 +261,8 @@ def _make(
     if kind is Unavailable and (found := _NO_CONNECTION.fullmatch(text)):
         cause = found["cause"].removeprefix("Failed to connect to remote host: ")
         text = f"failed to connect to {unquote(found['address'])}: {cause}"
+    if kind is InvalidRequest:
+        text = _GROUPED.sub(lambda found: _ARGUMENTS.get(found[0], found["field"]), text, 1)
     if issubclass(kind, RetryLater):
         return kind(text, code=code, reason=reason, metadata=metadata, retry_after_s=retry_after_s)
     return kind(text, code=code, reason=reason, metadata=metadata)

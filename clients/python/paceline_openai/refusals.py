@@ -73,21 +73,18 @@ _BY_CODE: Mapping[grpc.StatusCode, tuple[int, str, str | None]] = {
 """Status, type and code by the code of gRPC. Any other is 500."""
 
 _PARAMS: Mapping[str, str] = {
-    "strings": "stop",
     "token_ids": "prompt",
     "text": "prompt",
     "inputs": "prompt",
     "template_arguments": "chat_template_kwargs",
-    **dict.fromkeys(
-        ("schema", "json_schema", "regex", "lark", "grammar", "choices", "structural_tag"), "response_format"
-    ),
+    **dict.fromkeys(("schema", "regex", "grammar", "choices", "structural_tag"), "response_format"),
 }
-"""Fields of the contract that OpenAI's API calls otherwise."""
+"""Arguments of the SDK that OpenAI's API calls otherwise."""
 _PROMPTS = ("prompt", "messages")
 _TOO_LONG = re.compile(r"context|at most [\d,]+ fit|has \d+ bytes")
 _TOO_LARGE = "message too large"  # of gRPC, before a scheduler has seen it
 
-_FIELD = re.compile(r"(?:(?:messages|sampling|stop|grammar)\.)?([a-z_]+)((?:\.[a-z_]+|\[\d+\])*)(?=[: ])")
+_FIELD = re.compile(r"(?:messages\.)?([a-z_]+)((?:\.[a-z_]+|\[\d+\])*)(?=[: ])")
 
 
 def renamed(param: str | None, names: Mapping[str, str]) -> str | None:

@@ -147,7 +147,7 @@ def test_a_wrong_option_is_one_line(cli: CliRunner, arguments: list[str], said: 
         (errors.Unauthenticated("no token"), "PACELINE_TOKEN"),
         (errors.DeadlineExceeded("x"), "--timeout-s"),
         (errors.Unsupported("x"), "is it a Paceline scheduler?"),
-        (errors.InvalidRequest("sampling.top_p: too large"), "sampling.top_p: too large"),
+        (errors.InvalidRequest("top_p: too large"), "top_p: too large"),
     ],
 )
 def test_an_error_says_what_to_do(error: errors.PacelineError, said: str) -> None:

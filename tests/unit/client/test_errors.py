@@ -1,6 +1,9 @@
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
 from paceline import errors
+from paceline.requests import Options
+from paceline.scheduler.v1 import scheduler_pb2
 
 
 def leaves(kind: type[errors.PacelineError]) -> set[type[errors.PacelineError]]:
@@ -71,3 +74,23 @@ def test_a_missing_connection_is_told_by_its_address_and_cause(said: str, told: 
     error = errors.from_status(grpc.StatusCode.UNAVAILABLE, said)
     assert isinstance(error, errors.Unavailable)
     assert str(error) == told
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("sampling", scheduler_pb2.SamplingParams.DESCRIPTOR),
+        ("stop", scheduler_pb2.StopConditions.DESCRIPTOR),
+        ("grammar", scheduler_pb2.Grammar.DESCRIPTOR),
+        ("speculation", scheduler_pb2.Speculation.DESCRIPTOR),
+    ],
+)
+def test_an_invalid_request_names_the_sdks_argument(group: str, message: Descriptor) -> None:
+    for field in message.fields_by_name:
+        error = errors.from_status(grpc.StatusCode.INVALID_ARGUMENT, f"{group}.{field}[0]: too large")
+        argument, _, problem = str(error).partition("[0]: ")
+        assert argument.split(".")[0] in Options.__annotations__
+        assert problem == "too large"
+    assert (
+        str(errors.from_status(grpc.StatusCode.INVALID_ARGUMENT, "ops[1].stop.x: no")) == "ops[1].stop.x: no"
+    )

@@ -111,7 +111,7 @@ BAD = {
         "",
     ),
     "open group": ("regex", "(a|", "invalid regex: unclosed group"),
-    "open group of a rule": ("lark", 'start: x\nx: /(a/', "line 2, column 4: invalid regex: unclosed group"),
+    "open group of a rule": ("lark", "start: x\nx: /(a/", "line 2, column 4: invalid regex: unclosed group"),
     "open group of a property": (
         "json_schema",
         '{"type": "object", "patternProperties": {"(": {}}}',

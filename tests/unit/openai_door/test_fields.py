@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
-from paceline.errors import InvalidRequest
+from paceline.errors import from_status
 from paceline_openai.fields import Table
 from paceline_openai.refusals import Refusal, from_error
 from paceline_openai.routes import ENDPOINTS
@@ -104,8 +105,9 @@ def test_an_error_of_a_scheduler_names_the_field_as_the_request_does(
     path: str, values: dict[str, Any], message: str, param: str | None
 ) -> None:
     [endpoint] = [one for one in ENDPOINTS if one.path == path]
-    refusal = from_error(InvalidRequest(message), {**endpoint.names, **grammar_name(values)})
-    assert (refusal.status, refusal.param, refusal.message) == (400, param, message)
+    error = from_status(grpc.StatusCode.INVALID_ARGUMENT, message)
+    refusal = from_error(error, {**endpoint.names, **grammar_name(values)})
+    assert (refusal.status, refusal.param, refusal.message) == (400, param, error.message)
 
 
 @pytest.mark.parametrize(

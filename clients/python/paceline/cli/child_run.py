@@ -109,8 +109,8 @@ class ChildRun:
 def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """Send a signal to a process, unless it has ended.
 
-    asyncio's own `send_signal`, `terminate` and `kill` first ask whether the process has ended, which takes the
-    exit status away from asyncio's watcher: the status is then 255, with a warning in the log.
+    asyncio's own `send_signal`, `terminate` and `kill` first ask whether the process has ended, which takes
+    the exit status away from asyncio's watcher: the status is then 255, with a warning in the log.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

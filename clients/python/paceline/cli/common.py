@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PROBE_TIMEOUT_S = 2.0
+_ARGUMENT = re.compile(r"[a-z_.]+(?=[:\[])")
+_OPTIONS = {"choices": "--choice", "speculation.drafter": "--drafter", "text": "prompt", "n": "-n"}
 _EXPECTED = (errors.PacelineError, ChildFailed, OSError)
 
 console = SafeConsole()
@@ -152,7 +154,20 @@ def client_of(context: typer.Context, addresses: Sequence[str]) -> Iterator[Clie
 
     secured = security(context)
     with one_line_errors(secured, ", ".join(addresses)), Client(addresses, security=secured) as client:
-        yield client
+        try:
+            yield client
+        except errors.InvalidRequest as error:
+            fail(_by_option(context, str(error)))
+
+
+def _by_option(context: typer.Context, message: str) -> str:
+    """The message of an InvalidRequest, with the command's option in place of the SDK's argument."""
+    name = _ARGUMENT.match(message)
+    if name is None:
+        return message
+    options = {option for parameter in context.command.params for option in parameter.opts}
+    option = _OPTIONS.get(name[0]) or "--" + name[0].replace("_", "-")
+    return option + message[name.end() :] if option in options else message
 
 
 def run(security: Security, main: Coroutine[object, object, _T], address: str) -> _T:
