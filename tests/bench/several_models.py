@@ -159,7 +159,7 @@ def mixed(requests: int) -> list[Line]:
         serving_models(models, "--memory", str(MEMORY), "--openai", "0") as serve,
         paceline.Client(serve.address, failover_timeout_s=PATIENCE_S) as client,
     ):
-        (door,) = serve.wait_for(r"OpenAI API at (\S+)")
+        (door,) = serve.wait_for(r"OpenAI API at ([^\s,]+)")
 
         def watch() -> None:
             while not done.is_set():

@@ -95,9 +95,7 @@ def test_the_scheduler_sends_the_executors_token_to_no_port_that_others_could_ta
             id="a token, in a settings file",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            PORT_WITH_TLS, None, Security(TLS / "ca.pem"), id="TLS, and no token", marks=pytest.mark.slow
-        ),
+        pytest.param(PORT_WITH_TLS, None, Security(TLS / "ca.pem"), id="TLS, and no token"),
     ],
 )
 def test_serve_reaches_a_scheduler_whatever_its_own_options_demand(
@@ -109,7 +107,6 @@ def test_serve_reaches_a_scheduler_whatever_its_own_options_demand(
     with serving(tmp_path, *(option.format_map(files) for option in options)) as serve:
         assert answered(serve.address, security)
         serve.wait_for("Ctrl-C stops")
-        assert ("no token" in serve.log) is (token is None)
 
 
 def test_plaintext_beyond_loopback_is_a_warning_and_the_environments_token_is_demanded(

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         Waits,
     )
 
+    __version__: str
+
 __all__ = [
     "Aborted",
     "AdapterInfo",
@@ -126,6 +128,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 if not TYPE_CHECKING:  # a checker that saw it would take every name for one of this package
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            metadata = import_module("importlib.metadata")
+            try:
+                return metadata.version(__name__)
+            except metadata.PackageNotFoundError as error:  # a checkout that is not installed
+                raise AttributeError(str(error)) from None
         if name not in _MODULE_OF and name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULE_OF.get(name, name)}")

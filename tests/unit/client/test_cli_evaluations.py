@@ -44,7 +44,7 @@ async def test_score_compares_continuations_and_shows_what_was_likelier(served: 
         "perplexity 1.500  logprob -1.000  2 tokens  'hi'",
         "    -0.500  'h'  | 'A' -0.500",
         "    -0.500  'i'  | 'A' -0.500",
-        "perplexity 1.500  logprob -0.500  1 tokens  '!'",
+        "perplexity 1.500  logprob -0.500  1 token  '!'",
         "    -0.500  '!'  | 'A' -0.500",
     ]
     sent = served.fake.evaluations[-1]
@@ -137,8 +137,10 @@ async def test_adapters_are_loaded_listed_and_unloaded(served: Served) -> None:
 
 async def test_generate_and_chat_name_an_adapter(served: Served) -> None:
     await invoked(served, "generate", "words", "--model", "a")
-    await invoked(served, "chat", "--model", "b", stdin="words\n")
-    assert [one.model for one in served.fake.requests] == ["a", "b"]
+    await invoked(served, "chat", "--model", "a", stdin="words\n")
+    assert [one.model for one in served.fake.requests] == ["a", "a"]
+    refused = await invoked(served, "chat", "--model", "b", stdin="words\n")
+    assert refused.stderr == "paceline: model: 'b' is not served; served: a, fake\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import paceline
@@ -31,6 +32,10 @@ def test_checkers_see_the_names_that_programs_get_from_the_modules_they_get_them
     assert sorted(seen) == sorted(paceline.__all__)  # modules too: `paceline.errors` without an import of it
     for name, path in seen.items():
         assert getattr(paceline, name) is pydoc.locate(path), name
+
+
+def test_the_version_is_the_installed_packages() -> None:
+    assert paceline.__version__ == metadata.version("paceline")
 
 
 def test_star_imports_and_dir_have_all_names_and_help_describes_them() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.answer import write
 from paceline.cli.common import Addresses, TimeoutS, client_of
+from paceline.cli.rows import counted
 from paceline.types import AdapterInfo
 
 adapters = typer.Typer(
@@ -83,5 +84,5 @@ def as_text(one: AdapterInfo) -> str:
     """An adapter as one line."""
     return (
         f"{one.name}  rank {one.rank}  {one.memory_bytes / 2**20:.1f} MiB  {one.fingerprint.hex()[:12]}"
-        f"  {one.requests} requests, {one.running} running, {one.waiting} waiting"
+        f"  {counted(one.requests, 'request')}, {one.running} running, {one.waiting} waiting"
     )

@@ -42,7 +42,7 @@ from paceline.cli.common import (
 from paceline.cli.load import Load, Summary, Trace, run_rounds, summarize
 from paceline.cli.loading import loading_bar
 from paceline.cli.pull import find_model
-from paceline.cli.rows import Column, Rows
+from paceline.cli.rows import Column, Rows, counted
 from paceline.cli.serve import (
     QUIET,
     DraftBackend,
@@ -131,7 +131,7 @@ def bench(
     draft = draft_config(draft_backend, draft_model, draft_option, QUIET)
     if own is not None:
         path = find_model(served_model) if served_model else None
-        config = stack_config(own, path, flags(executor_option), draft)
+        config = stack_config(own, path, flags(executor_option, "-E"), draft)
     elif served_model or executor_option or draft:
         fail("--model, --executor-option and --draft-... need --serve", 2)
     load = Load(
@@ -216,7 +216,7 @@ async def _measure(address: str, tls: Security, parameters: _BenchParameters) ->
         number = 0
         with _progress(parameters.screen, *columns) as bars:
             for level in parameters.levels:
-                bar = bars.add_task(f"{level} streams", total=None)
+                bar = bars.add_task(counted(level, "stream"), total=None)
                 traces: list[list[Trace]] = []
                 for measured in (False, True) if parameters.warmup else (True,):
                     traces = await run_rounds(

@@ -18,7 +18,7 @@ from paceline.cli.common import (
     security,
     stderr,
 )
-from paceline.cli.conversation import COMMANDS, HELP, Conversation, Refused, command_of
+from paceline.cli.conversation import COMMANDS, HELP, WITH_WORDS, Conversation, Refused, command_of
 from paceline.cli.generate import (
     MAX_TOKENS,
     DrafterChoice,
@@ -73,6 +73,9 @@ def chat(
         info = client.model_info(timeout_s=10)
         if not info.has_chat_template:
             fail(f"{info.name} has no chat template; use `paceline generate`")
+        served = {*client.models(timeout_s=10), *(one.name for one in info.adapters)}
+        if model is not None and model not in served:
+            fail(f"model: {model!r} is not served; served: {', '.join(sorted(served))}")
         console.print(
             f"[bold]{escape(model or info.name)}[/] at {address} [dim]/help: commands, Ctrl-D: leave[/]",
             highlight=False,
@@ -91,7 +94,7 @@ def _converse(client: Client, conversation: Conversation, secured: Security, add
             try:
                 question = _obey(conversation, *command)
             except Refused as refused:
-                console.print(f"[dim]{escape(shown(str(refused)))}[/]", highlight=False)
+                console.print(f"[dim]{escape(shown(str(refused)))}[/]", highlight=False, soft_wrap=True)
                 continue
         if question is None or not question.strip():
             continue
@@ -111,6 +114,8 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
     """Do it, and say so; returns the question of /retry. Raises Refused."""
     if command in ("/save", "/load") and not words:
         raise Refused(f"{command} FILE")
+    if words and command in COMMANDS and command not in (*WITH_WORDS, "/help"):
+        raise Refused(f"{command} takes nothing behind it")
     match command:
         case "/retry":
             return conversation.undo()
@@ -119,7 +124,8 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
         case "/undo":
             said = f"forgotten: {conversation.undo()}"
         case "/system":
-            conversation.system, said = words, "from the next answer on"
+            conversation.system = words
+            said = "from the next answer on" if words else "no system message from the next answer on"
         case "/set":
             said = conversation.set(words)
         case "/save":
@@ -130,7 +136,7 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
             said = HELP
         case _:
             raise Refused(f"there is no {command}\n{HELP}")
-    console.print(f"[dim]{escape(shown(said))}[/]", highlight=False)
+    console.print(f"[dim]{escape(shown(said))}[/]", highlight=False, soft_wrap=True)
     return None
 
 

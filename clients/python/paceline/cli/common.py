@@ -97,6 +97,11 @@ def security(context: typer.Context) -> Security:
     return found if found is not None else Security()
 
 
+def with_token(command: str, *, needed: bool) -> str:
+    """A command to type, with a token's place in front if one is needed."""
+    return f"PACELINE_TOKEN=... {command}" if needed else command
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
     """Print one line to stderr and exit with `status`."""
     sys.stdout.flush()

@@ -26,6 +26,7 @@ from paceline.chat import Message
 from paceline.cli.common import console, run
 from paceline.cli.load import Trace, summarize
 from paceline.cli.loading import loading_bar
+from paceline.cli.rows import counted
 from paceline.cli.serve import say, stack_config
 from paceline.cli.stack import StackConfig, starting
 from paceline.executor.v1 import executor_pb2
@@ -183,7 +184,7 @@ def _panel(stream: _Stream, width: int, lines: int) -> Panel:
         body,
         title=Text(stream.prompt, style="bold", overflow="ellipsis", no_wrap=True),
         title_align="left",
-        subtitle=f"{stream.trace.tokens} tokens",
+        subtitle=counted(stream.trace.tokens, "token"),
         subtitle_align="right",
         border_style="green" if stream.done else "cyan" if stream.trace.arrivals else "dim",
         width=width,
@@ -232,7 +233,7 @@ def _closing_table(
     )
     table.add_row(
         "batches",
-        f"{steps} steps",
+        counted(steps, "step"),
         "",
         "",
         "",

@@ -16,6 +16,7 @@ from paceline.cli.answer import write
 from paceline.cli.common import Addresses, TimeoutS, client_of, fail
 from paceline.cli.inputs import Adapter, InputFile, texts
 from paceline.cli.loading import wait_for_model
+from paceline.cli.rows import counted
 from paceline.types import ModelInfo
 
 _MAX_INPUTS = 64
@@ -108,7 +109,8 @@ def _summary(index: int, vector: Sequence[float], tokens: int) -> str:
     """What of a vector fits on a terminal."""
     first = " ".join(f"{one:.4f}" for one in vector[:_SHOWN])
     more = " ..." if len(vector) > _SHOWN else ""
-    return f"{index}: {tokens} tokens, {len(vector)} numbers, norm {math.hypot(*vector):.4f}: {first}{more}"
+    sizes = f"{counted(tokens, 'token')}, {counted(len(vector), 'number')}"
+    return f"{index}: {sizes}, norm {math.hypot(*vector):.4f}: {first}{more}"
 
 
 def inputs_per_call(info: ModelInfo, dimensions: int | None) -> int:

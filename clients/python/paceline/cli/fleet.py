@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from paceline.cli.common import console, fail, stderr
+from paceline.cli.rows import print_aligned
 from paceline.extras import installation
 
 if TYPE_CHECKING:
@@ -138,22 +137,12 @@ def status(
     if as_json:
         typer.echo(json.dumps({"fleet": wanted.fleet, "models": models, **listing}))
         return
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in ("model", "stack", "node", "state", "address", "running", "waiting", "restarts", "reason"):
-        table.add_column(column, overflow="fold")
+    rows = [("model", "stack", "node", "state", "address", "running", "waiting", "restarts", "reason")]
     for one in [*listing["stacks"], *listing["ended"]]:
         numbers = (str(one[name]) for name in ("running", "waiting", "restarts"))
-        row = (
-            one["model"],
-            one["stack"],
-            one["node"][:8],
-            one["state"],
-            one["address"],
-            *numbers,
-            one["reason"],
-        )
-        table.add_row(*map(escape, row))
-    console.print(table)
+        where = (one["model"], one["stack"], one["node"][:8], one["state"], one["address"])
+        rows.append((*where, *numbers, one["reason"]))
+    print_aligned(console, rows)
     for name, model in models.items():
         if model["message"]:
             console.print(f"{name}: {model['message']}", markup=False, highlight=False, soft_wrap=True)

@@ -61,7 +61,10 @@ def gateway(
         insecure=insecure,
         logs=("--log-level", log_level),
         processes=processes,
-        options=[*_scheduler_tls(given.ca_file, given.cert_file, given.key_file), *flags(gateway_option)],
+        options=[
+            *_scheduler_tls(given.ca_file, given.cert_file, given.key_file),
+            *flags(gateway_option, "-G"),
+        ],
         api_key=api_key or api_key_file,
     )
     addresses = [check_address(one) for one in schedulers]

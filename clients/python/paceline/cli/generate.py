@@ -16,6 +16,7 @@ from paceline.cli.answer import StreamedAnswer, calls, write, write_reasoning
 from paceline.cli.common import Addresses, TimeoutS, client_of, fail, stderr, warn
 from paceline.cli.inputs import Adapter
 from paceline.cli.loading import wait_for_model
+from paceline.cli.rows import counted
 from paceline.generation import Generation
 from paceline.requests import Options
 from paceline.types import Delta, Drafter, Event, Finished, FinishReason, Speculation, Usage
@@ -239,21 +240,21 @@ def _plain(value: object) -> object:
 
 def cut_line(usage: Usage, how: str) -> str:
     """That an answer has all tokens that it may have, and how to get more."""
-    return f"[cut at {usage.completion_tokens} tokens: {how}]"
+    return f"[cut at {counted(usage.completion_tokens, 'token')}: {how}]"
 
 
 def _speed_line(usage: Usage) -> str:
     """Tokens, time to first token, and the rate after it."""
     after_ms = usage.total_ms - usage.first_token_ms
     rate = f", then {(usage.completion_tokens - 1) * 1e3 / after_ms:.0f} tokens/s" if after_ms > 0 else ""
-    return f"{usage.completion_tokens} tokens, first after {usage.first_token_ms} ms{rate}"
+    return f"{counted(usage.completion_tokens, 'token')}, first after {usage.first_token_ms} ms{rate}"
 
 
 def _usage_line(end: Finished, request_id: str) -> str:
     """All of what it took, and the id by which `paceline why` explains where its time went."""
     usage = end.usage
     return (
-        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached),"
+        f"{counted(usage.prompt_tokens, 'prompt token')} ({usage.cached_tokens} cached),"
         f" {usage.completion_tokens} generated, first after {usage.first_token_ms} ms,"
         f" all after {usage.total_ms} ms, ended by {end.reason.value}{drafts(usage)}; request {request_id}"
     )
@@ -265,6 +266,6 @@ def drafts(usage: Usage) -> str:
         return ""
     shares = " ".join(f"{share:.0%}" for share in usage.acceptance_by_position)
     return (
-        f"; {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted in {usage.verifications}"
-        f" verifications (by position {shares})"
+        f"; {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted in"
+        f" {counted(usage.verifications, 'verification')} (by position {shares})"
     )

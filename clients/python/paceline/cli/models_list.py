@@ -11,6 +11,7 @@ from service_kit.known import nearest
 from paceline.cli.common import console, fail
 from paceline.cli.models.directories import hub_cache, model_directories
 from paceline.cli.models.local import LocalModel, find_local, local_models
+from paceline.cli.rows import print_aligned
 
 
 def list_models(
@@ -34,14 +35,7 @@ def list_models(
         places = ", ".join(str(place) for place in (*model_directories(), hub_cache()))
         fail(f"no models in {places}; `paceline pull` fetches the default model")
     rows = [(one.name, one.format, _size(size), str(one.path)) for one, size in found]
-    names, formats, sizes, _ = (max(len(row[column]) for row in rows) for column in range(4))
-    for name, kind, shown, path in rows:
-        console.print(
-            f"{name:{names}}  {kind:{formats}}  {shown:>{sizes}}  {path}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+    print_aligned(console, rows, right=[2])
 
 
 def remove(

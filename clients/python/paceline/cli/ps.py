@@ -10,12 +10,11 @@ from typing import Annotated
 
 import grpc
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from paceline import errors
 from paceline.channel import Link, Security, open_channel
 from paceline.cli.common import console, security
+from paceline.cli.rows import print_aligned
 from paceline.cli.scratch import front_files, port_of, stack_directories
 from paceline.cli.status import duration
 from paceline.client import Client
@@ -61,18 +60,16 @@ def ps(
     if not stacks:
         console.print("Nothing is running. `paceline serve` starts a stack.", markup=False, soft_wrap=True)
         return
-    table = Table(box=None, padding=(0, 1), header_style="dim")
     planned = ["planned memory"] if any(stack.memory_bytes for stack in stacks) else []
-    for column in ("pid", "port", "model", "state", "running", "waiting", "up", *planned):
-        table.add_column(column, overflow="fold")
+    rows = [("pid", "port", "model", "state", "running", "waiting", "up", *planned)]
     for stack in stacks:
         counts = ["-" if count is None else str(count) for count in (stack.running, stack.waiting)]
         up = "-" if stack.uptime_s is None else duration(stack.uptime_s)
         memory = f"{stack.memory_bytes / 1e9:.2f} GB" if stack.memory_bytes else "-"
-        state = f"{stack.state}: {escape(stack.detail)}" if stack.detail else stack.state
-        cells = (str(stack.pid), str(stack.port), escape(stack.model or "-"), state, *counts, up, memory)
-        table.add_row(*cells[: len(table.columns)])
-    console.print(table)
+        state = f"{stack.state}: {stack.detail}" if stack.detail else stack.state
+        cells = (str(stack.pid), str(stack.port), stack.model or "-", state, *counts, up, memory)
+        rows.append(cells[: len(rows[0])])
+    print_aligned(console, rows)
 
 
 def _stacks(token: str) -> Iterator[RunningStack]:

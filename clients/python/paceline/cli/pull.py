@@ -162,7 +162,7 @@ def _fetch_from_hub(name: HubName, *, ask: bool = False) -> Path:
         what = f"{name.repository} ({model.size_bytes / 1e6:,.0f} MB, {files})"
         source = f"{model.api.endpoint}, revision {name.revision} ({model.commit[:12]})"
         if ask and not typer.confirm(f"{what} is not on this machine. Fetch it from {source}?", err=True):
-            raise typer.Exit(1)
+            fail(f"{name.repository}: not fetched")
         if not ask:
             doing = "Verifying" if model.is_here else "Fetching"
             stderr.print(f"{doing} {what} from {source}", highlight=False, markup=False, soft_wrap=True)

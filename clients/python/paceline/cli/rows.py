@@ -1,8 +1,8 @@
-"""A table whose rows are printed as they are made, on a terminal, into a pipe or into a file."""
+"""Tables on a terminal, in a pipe or in a file: a line for each row, whatever the terminal's width."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -45,3 +45,19 @@ class Rows:
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_aligned(console: Console, rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> None:
+    """Print rows with columns as wide as their cells; columns of these indexes are flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count and what is counted, in the plural unless it is one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -14,6 +14,7 @@ from paceline.cli.answer import write
 from paceline.cli.common import Addresses, TimeoutS, client_of, fail
 from paceline.cli.inputs import Adapter, InputFile, read_text
 from paceline.cli.loading import wait_for_model
+from paceline.cli.rows import counted
 from paceline.evaluations import EvaluationOptions, ScoredText, ScoreInputLike, TextToScore
 
 
@@ -64,8 +65,8 @@ def score(
                 write(json.dumps(dataclasses.asdict(one)) + "\n")
                 continue
             shown = f"  {continuation[index]!r}" if continuation else ""
-            count = len(one.token_ids)
-            write(f"perplexity {one.perplexity:.3f}  logprob {one.logprob:.3f}  {count} tokens{shown}\n")
+            count = counted(len(one.token_ids), "token")
+            write(f"perplexity {one.perplexity:.3f}  logprob {one.logprob:.3f}  {count}{shown}\n")
             if top_k is not None:
                 write("".join(_token_lines(one, text_of)))
 

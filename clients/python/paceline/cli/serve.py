@@ -16,7 +16,7 @@ from rich.markup import escape
 from paceline import aio, errors
 from paceline.cli.adapter_options import AdapterDirectory, Adapters, require_adapters
 from paceline.cli.client_options import client_token, refuse_client_options
-from paceline.cli.common import DEFAULT_ADDRESS, fail, require_writable, stderr
+from paceline.cli.common import DEFAULT_ADDRESS, fail, require_writable, stderr, with_token
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     GatewayOption,
@@ -207,11 +207,11 @@ def serve(
             insecure=insecure,
             logs=logs,
             processes=gateway_processes,
-            options=flags(gateway_option),
+            options=flags(gateway_option, "-G"),
             model_name=served_model_name,
             api_key=api_key or api_key_file,
         )
-        require_tokens(token, flags(scheduler_option))
+        require_tokens(token, flags(scheduler_option, "-S"))
     elif served_model_name or gateway_option or api_key or api_key_file or gateway_processes > 1:
         fail("--served-model-name, --gateway-option and --gateway-processes need --openai", 2)
     executor_token = ("--auth-token-file", str(executor_token_file)) if executor_token_file else ()
@@ -232,8 +232,8 @@ def serve(
                 token,
                 logs,
                 plain,
-                flags(executor_option),
-                flags(scheduler_option),
+                flags(executor_option, "-E"),
+                flags(scheduler_option, "-S"),
                 bytes_of(memory, "--memory"),
             ),
             gateway,
@@ -266,9 +266,9 @@ def serve(
             *executor_token,
             *directory,
             *default_sampling(backend, chosen),
-            *flags(executor_option),
+            *flags(executor_option, "-E"),
         ),
-        scheduler_options=(*logs, *plain, *adapters, *flags(scheduler_option)),
+        scheduler_options=(*logs, *plain, *adapters, *flags(scheduler_option, "-S")),
         client_token=token,
         gateway=gateway,
     )
@@ -373,8 +373,7 @@ def _announce(stack: Stack, port_file: Path | None) -> None:
         soft_wrap=True,
     )
     if config.gateway is not None:
-        demanded = config.client_token or "--tokens-file" in " ".join(config.scheduler_options)
-        config.gateway.announce(stack.gateways[0].port, "" if demanded else ", without a key")
+        config.gateway.announce(stack.gateways[0].port, "" if config.demands_token else ", without a key")
 
 
 async def _tell_what_to_try(stack: Stack) -> None:
@@ -389,7 +388,8 @@ async def _tell_what_to_try(stack: Stack) -> None:
     where = "" if stack.address == DEFAULT_ADDRESS else f"--address {stack.address} "
     generates = CAPABILITY_CLASSIFIER not in info.capabilities
     call = f"generate {where}{chat}" if generates else f"embed {where}"
-    stderr.print(f'[dim]Try: paceline {call}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True)
+    command = with_token("paceline", needed=stack.config.demands_token)
+    stderr.print(f'[dim]Try: {command} {call}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True)
     if not generates:
         return
     defaults = dict(tokenizer.generation_defaults)

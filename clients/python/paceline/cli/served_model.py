@@ -49,15 +49,17 @@ def draft_config(
     backend = backend or "torch"
     if backend == "torch" and model is None:
         fail("--draft-backend torch needs --draft-model", 2)
-    return ExecutorLaunch(backend, find_model(model) if model else None, (*logs, *flags(options)))
+    return ExecutorLaunch(
+        backend, find_model(model) if model else None, (*logs, *flags(options, "--draft-option"))
+    )
 
 
-def flags(given: list[str] | None) -> list[str]:
-    """NAME=VALUE pairs as flags of a service. Exits with an error for a malformed pair."""
+def flags(given: list[str] | None, option: str) -> list[str]:
+    """NAME=VALUE pairs of an option as flags of a service. Exits with an error for a malformed pair."""
     pairs = given or []
     for pair in pairs:
         if pair.find("=") < 1:
-            fail(f"expected NAME=VALUE, got {pair!r}", 2)
+            fail(f"{option}: expected NAME=VALUE, got {pair!r}", 2)
     return [
         f"--{name.lstrip('-').replace('_', '-')}={value}"
         for name, _, value in (p.partition("=") for p in pairs)

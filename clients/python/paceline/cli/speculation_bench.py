@@ -15,7 +15,7 @@ from functools import partial
 
 from paceline import aio
 from paceline.cli.load import Load, Summary, Trace, decode_rate, run_rounds, summarize
-from paceline.cli.rows import Column
+from paceline.cli.rows import Column, counted
 from paceline.types import Drafter, ModelInfo, Speculation
 
 PLAIN = "plain"
@@ -81,7 +81,7 @@ async def compare(
         measured: dict[str, list[list[Trace]]] = {name: [] for name in chosen}
         for turn in range(-1, rounds):
             for name, speculation in chosen.items():
-                hear = partial(progress, f"{level} streams, {name}")
+                hear = partial(progress, f"{counted(level, 'stream')}, {name}")
                 hear(0)
                 traces = await run_rounds(
                     client,

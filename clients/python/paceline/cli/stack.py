@@ -78,6 +78,11 @@ class StackConfig:
     gateway: GatewayLaunch | None = None  # the OpenAI gateway, if there is to be one
 
     @property
+    def demands_token(self) -> bool:
+        """Whether clients must send one."""
+        return bool(self.client_token) or demands_token(self.scheduler_options)
+
+    @property
     def executor(self) -> ExecutorLaunch:
         """The executor of the served model."""
         return ExecutorLaunch(self.backend, self.model, self.executor_options)
@@ -88,6 +93,11 @@ class StackConfig:
         name = [f"--model-name={self.name}"] if self.name else []
         where = ["--host", self.host, "--port", str(port), *files.flags, _SECRETS_FLAG]
         return command("scheduler_service", *executors, *where, *name, *self.scheduler_options)
+
+
+def demands_token(scheduler_options: Sequence[str]) -> bool:
+    """Whether a scheduler with these flags demands a token of its callers."""
+    return any(one.startswith(("--tokens-file", "--auth-token-file")) for one in scheduler_options)
 
 
 @dataclass(slots=True)

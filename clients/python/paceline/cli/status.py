@@ -17,6 +17,7 @@ from rich.table import Table
 
 from paceline import errors
 from paceline.cli.common import DEFAULT_ADDRESS, Address, OfModel, console, one_line_errors, security
+from paceline.cli.rows import counted
 from paceline.client import Client
 from paceline.types import ExecutorStatus, ModelInfo, Status
 
@@ -123,9 +124,10 @@ def table(
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
     running = f"{status.running} of {status.seats}" if status.seats else f"{status.running}"
     arriving = f", {status.arriving} arriving" if status.arriving else ""
+    waiting = f"{status.waiting} ({counted(status.waiting_tokens, 'token')}){arriving}"
     rows = [
         ("state", status.state, "up", duration(status.uptime_s)),
-        ("running", running, "waiting", f"{status.waiting} ({status.waiting_tokens} tokens){arriving}"),
+        ("running", running, "waiting", waiting),
         ("requests", f"{status.requests}", "finished", f"{status.finished}"),
         ("cancelled", f"{status.cancelled}", "failed", f"{status.failed}"),
         ("refused", f"{status.refused}", "preempted", f"{status.preemptions}"),

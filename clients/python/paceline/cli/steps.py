@@ -23,7 +23,9 @@ from paceline.cli.common import (
     fail,
     one_line_errors,
     security,
+    stderr,
 )
+from paceline.cli.rows import counted
 from paceline.cli.step_trace import trace
 from paceline.client import Client
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -64,6 +66,7 @@ def steps(
         if output is not None:
             _record(watch(security(context), address, seconds, last, model), output, perfetto=perfetto)
             return
+        stderr.print("[dim]Steps are shown as they come; Ctrl-C stops.[/]", highlight=False)
         typer.echo(_HEAD)
         for log in watch(security(context), address, seconds, last, model):
             for step in steps_of(log):
@@ -105,12 +108,12 @@ def _write(found: Sequence[pb.StepLog], output: Path, *, perfetto: bool) -> None
                 serialize_length_prefixed(log, cast(BytesIO, file))  # any file will do
     count = sum(len(log.tokens) for log in found)
     lost = sum(log.lost_steps for log in found)
-    console.print(f"{count} steps, {lost} lost: {output}", markup=False, soft_wrap=True)
+    console.print(f"{counted(count, 'step')}, {lost} lost: {output}", markup=False, soft_wrap=True)
 
 
 def _show(step: Step) -> None:
     if step.lost:
-        typer.echo(f"{step.lost} steps lost: this reader was too slow")
+        typer.echo(f"{counted(step.lost, 'step')} lost: this reader was too slow")
     began = time.strftime("%H:%M:%S", time.localtime(step.started_us // 1_000_000))
     typer.echo(
         f"{began}.{step.started_us // 1000 % 1000:03} {step.number:5} {step.taken_us / 1000:6.1f}"

@@ -11,6 +11,7 @@ from itertools import islice
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from paceline.cli.rows import counted
 from paceline.steps import RequestEvent, Step
 
 MAX_STREAMS = 8192
@@ -198,10 +199,10 @@ class Timeline:
                 f"{new / seconds:.0f} new and {max(0, fed - decoded) / seconds:.0f} of prompts a second",
                 [s.tokens for s in steps],
             ),
-            ("runs", f"{last.running} sequences", [s.running for s in steps]),
+            ("runs", counted(last.running, "sequence"), [s.running for s in steps]),
             (
                 "waits",
-                f"{last.waiting} sequences"
+                counted(last.waiting, "sequence")
                 + "".join(
                     f", {n / count:.0%} for {reason}"
                     for reason, n in blocked.most_common(3)

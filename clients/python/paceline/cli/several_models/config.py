@@ -15,7 +15,7 @@ from service_kit.model_name import model_name
 
 from paceline.bounded_files import read_bounded
 from paceline.channel import is_loopback
-from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr
+from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr, with_token
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
@@ -110,11 +110,12 @@ def announce_models(stacks: ModelStacks, port_file: Path | None) -> None:
         soft_wrap=True,
     )
     if (gateway := stacks.config.gateway) is not None:
-        gateway.announce(stacks.gateways[0].port)
+        gateway.announce(stacks.gateways[0].port, "" if stacks.config.demands_token else ", without a key")
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     first = (up or rest)[0]
+    command = with_token("paceline", needed=stacks.config.demands_token)
     stderr.print(
-        f'[dim]Try: paceline ps; paceline generate{where} --model {first} --chat "Why is the sky blue?"[/]',
+        f'[dim]Try: paceline ps; {command} generate{where} --model {first} --chat "Why is the sky blue?"[/]',
         highlight=False,
         soft_wrap=True,
     )
@@ -221,7 +222,9 @@ def _pairs(entry: Mapping[str, Any], field: str) -> list[str]:
         for key, value in entry.get(field, {}).items()
         for one in (value if isinstance(value, list) else [value])
     ]
-    return flags([f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in values])
+    return flags(
+        [f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in values], field
+    )
 
 
 def _option(flag: str) -> str:

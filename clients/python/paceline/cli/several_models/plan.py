@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from paceline.cli.child_run import send_signal
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.services import command
-from paceline.cli.stack import StackConfig
+from paceline.cli.stack import StackConfig, demands_token
 from paceline.cli.supervisor import ChildFailed
 
 _SCHEDULER_BYTES = 176 << 20  # of a scheduler and its tokenizer process
@@ -48,6 +48,11 @@ class ModelsConfig:
     client_token: str = field(default="", repr=False)
     gateway: GatewayLaunch | None = None
     memory: int | None = None  # bytes of all processes together; None: no bound
+
+    @property
+    def demands_token(self) -> bool:
+        """Whether clients must send one."""
+        return bool(self.client_token) or demands_token(self.router_options)
 
     @property
     def room(self) -> int | None:

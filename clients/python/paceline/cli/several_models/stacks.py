@@ -236,7 +236,9 @@ class ModelStacks:
         except Exception as error:  # the others go on, whatever it is
             state, detail = ModelState.FAILED, str(error)[:500]
             self._loadable[name].failed(self._clock())
-            self._say("serve", f"model {name} has failed, and the others go on: {error}")
+            others = [one.name for one in self.config.models if one.name != name]
+            going = "; the others go on" if any(one in self._stacks for one in others) else ""
+            self._say("serve", f"model {name} has failed: {error}{going}")
         finally:
             self._stacks.pop(name, None)
             self._tell(name, state, detail=detail)
