@@ -38,6 +38,7 @@ CLASSES = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
 }
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -48,7 +49,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),  # some classes' lie above the vocabulary
+    **dict.fromkeys(TOKENS, 0),  # some classes' lie above the vocabulary
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -78,7 +79,13 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_moe", "head_dim"): {"hidden_size": 64},
     **{(family, "num_attention_heads"): {"hidden_size": 64} for family in ("phi3", "olmo2", "olmo3")},
 }
-FIELDS = [*(name for name in SIZES if not name.endswith("token_id")), "rms_norm_eps", "rope_parameters", "hidden_act", "attention_bias"]
+FIELDS = [
+    *(name for name in SIZES if name not in TOKENS),
+    "rms_norm_eps",
+    "rope_parameters",
+    "hidden_act",
+    "attention_bias",
+]
 OWN_FIELDS = {
     "gemma3_text": [*WINDOWS, "query_pre_attn_scalar", "hidden_activation"],
     "phi3": ["original_max_position_embeddings"],

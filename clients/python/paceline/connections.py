@@ -80,8 +80,8 @@ class SchedulerConnections:
 
     def named(self, request: _Request) -> _Request:
         """The request, which names the client's model if it has a field for that and names none."""
-        if self.model and getattr(request, "model", None) == "":
-            request.model = self.model  # type: ignore[attr-defined]
+        if self.model and getattr(asked := getattr(request, "request", request), "model", None) == "":
+            asked.model = self.model
         return request
 
     def _with_model(self, metadata: Metadata) -> Metadata:

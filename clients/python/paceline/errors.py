@@ -39,6 +39,8 @@ _NO_CONNECTION = re.compile(
     re.DOTALL,
 )
 """What gRPC says of an address at which it could not connect."""
+_NO_NAME = re.compile(r"errors resolving (?P<address>\S+): \[.*Domain name not found.*\]", re.DOTALL)
+"""What gRPC says of an address whose host has no DNS entry."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 _GROUPED = re.compile(r"^(?:sampling|stop|grammar|speculation)\.(?P<field>[a-z_]+)")
 _ARGUMENTS = MappingProxyType(
@@ -260,7 +262,10 @@ def _make(
     text = message or code.name
     if kind is Unavailable and (found := _NO_CONNECTION.fullmatch(text)):
         cause = found["cause"].removeprefix("Failed to connect to remote host: ")
-        text = f"failed to connect to {unquote(found['address'])}: {cause}"
+        hint = " (is a service running there?)" if cause == "Connection refused" else ""
+        text = f"failed to connect to {unquote(found['address'])}: {cause}{hint}"
+    if kind is Unavailable and (found := _NO_NAME.fullmatch(text)):
+        text = f"errors resolving {found['address']}: nobody knows this host name"
     if kind is InvalidRequest:
         text = _GROUPED.sub(lambda found: _ARGUMENTS.get(found[0], found["field"]), text, 1)
     if issubclass(kind, RetryLater):

@@ -15,6 +15,9 @@ _KINDS = {
     FieldDescriptor.CPPTYPE_FLOAT: ("a number", "numbers"),
 }
 
+_MOST = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
+"""The largest numbers of unsigned fields."""
+
 
 def set_field(message: Any, field: str, value: Any, name: str) -> None:
     """Assign a scalar, a sequence or a mapping to a field of `message`.
@@ -44,7 +47,9 @@ def set_field(message: Any, field: str, value: Any, name: str) -> None:
         else:
             setattr(message, field, value)
     except (ValueError, OverflowError) as error:  # outside the integer's range, or a lone surrogate
-        raise InvalidRequest(f"{name}: {error}") from None
+        most = _MOST.get(described.cpp_type)
+        why = f"must be within [0, {most}], not {value}" if most and isinstance(value, int) else error
+        raise InvalidRequest(f"{name}: {why}") from None
     except TypeError:
         refuse(name, wanted, value)
 

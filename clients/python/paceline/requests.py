@@ -131,6 +131,7 @@ _ELSEWHERE = {
     "response_format": "say `schema`, a JSON schema or a model of pydantic",
     "max_completion_tokens": "say `max_tokens`",
     "functions": "say `tools`",
+    "timeout": "say `timeout_s`, in seconds",
     "best_of": "`completions` returns several answers",
 }
 """What other APIs have under such a name."""

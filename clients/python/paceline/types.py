@@ -148,6 +148,10 @@ class Completion(Generic[Parsed]):
     tool_calls: tuple[ToolCall, ...] = ()
     schema: SchemaLike[Parsed] | None = field(default=None, repr=False, compare=False)  # of the request
 
+    def __str__(self) -> str:
+        """The text."""
+        return self.text
+
     @property
     def parsed(self) -> Parsed:
         """The text as the value that `schema` describes: an instance of a pydantic model, else what
@@ -171,7 +175,10 @@ class Completion(Generic[Parsed]):
             case None:
                 return "it has not finished"
             case Finished(reason=FinishReason.LENGTH):
-                return "it reached max_tokens or the end of the context"
+                return (
+                    "it reached max_tokens or the end of the context. An object whose schema lacks"
+                    ' "additionalProperties": false may get further properties without end'
+                )
             case Finished(stop_string=str(stop)):
                 return f"the stop string {stop!r} ended it"
             case Finished(stop_token_id=int(stop)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -67,5 +68,7 @@ def endpoint_of(path: str) -> Endpoint | None:
 
 
 def versioned(path: str) -> str:
-    """A suggestion to append to an error message about a path: the same below /v1, if that is an endpoint."""
-    return f"; did you mean /v1{path}?" if endpoint_of(f"/v1{path}") else ""
+    """A suggestion to append to an error message about a path: the endpoint whose path is similar."""
+    known = {one.path.removeprefix("/v1"): one.path for one in ENDPOINTS}
+    near = difflib.get_close_matches(path.lower().removeprefix("/v1").rstrip("/"), known, n=1, cutoff=0.8)
+    return f"; did you mean {known[near[0]]}?" if near else ""

@@ -64,7 +64,8 @@ def read_tokens(path: Path) -> list[Entry]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"{path}{where}: not YAML") from error
+        hint = "" if data.lstrip().startswith((b"-", b"[", b"#")) else ": an entry begins with `- {name: `"
+        raise ValueError(f"{path}{where}: not YAML{hint}") from error
     except ValidationError as error:
         raise ValueError(f"{path}: {_explain(error.errors(include_url=False)[0])}") from error
 

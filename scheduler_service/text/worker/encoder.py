@@ -108,7 +108,7 @@ class Encoder:
             if (role := message["role"]) not in self._roles:
                 known = ", ".join(sorted(ROLES))
                 raise ChatTemplateError(
-                    f"is {role!r:.40}, and neither one of {known} nor in the chat template",
+                    f"{role!r:.40} is none of {known}, and the chat template has no such role",
                     f"messages[{index}].role",
                 )
         now = datetime.now()

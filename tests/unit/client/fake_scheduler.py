@@ -111,6 +111,7 @@ class FakeScheduler(FakeEvaluations, scheduler_pb2_grpc.SchedulerServiceServicer
             raise
 
     async def GenerateUnary(self, request: pb.GenerateUnaryRequest, context: Any) -> pb.GenerateUnaryResponse:
+        self.requests.append(request.request)
         completion = pb.Completion(index=0, token_ids=[0, 1, 2], text="a b c", finished=FINISHED)
         return pb.GenerateUnaryResponse(request_id="drawn", completions=[completion])
 

@@ -38,6 +38,15 @@ async def test_collect_joins_the_deltas_of_each_index(served: Served) -> None:
     assert all(one.finished for one in completions)
 
 
+async def test_every_call_of_a_client_with_a_model_names_it_unless_it_names_another(served: Served) -> None:
+    async with aio.Client(served.address, model="mine") as client:
+        await client.complete("words")
+        await client.chat("words")
+        await client.generate("words").text()
+        await client.complete("words", model="other")
+    assert [request.model for request in served.fake.requests] == ["mine", "mine", "mine", "other"]
+
+
 async def test_text_is_the_first_completion(served: Served) -> None:
     assert await served.client.generate("words").text() == "a b c"
 

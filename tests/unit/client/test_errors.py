@@ -60,7 +60,7 @@ def test_a_cancellation_that_no_service_explains_is_a_lost_connection() -> None:
         (
             "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to"
             " remote host: Connection refused",
-            "failed to connect to 127.0.0.1:9: Connection refused",
+            "failed to connect to 127.0.0.1:9: Connection refused (is a service running there?)",
         ),
         (
             "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:9: Ssl handshake"
@@ -68,6 +68,11 @@ def test_a_cancellation_that_no_service_explains_is_a_lost_connection() -> None:
             "failed to connect to [::1]:9: Ssl handshake failed: bad",
         ),
         ("failed to connect to all addresses", "failed to connect to all addresses"),
+        (
+            "errors resolving nowhere:9: [field:hostname lookup error:address lookup failed for nowhere:9:"
+            " Domain name not found]",
+            "errors resolving nowhere:9: nobody knows this host name",
+        ),
     ],
 )
 def test_a_missing_connection_is_told_by_its_address_and_cause(said: str, told: str) -> None:

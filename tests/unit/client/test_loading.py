@@ -7,7 +7,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from paceline import errors
-from paceline.cli.loading import wait_for_model
+from paceline.cli.loading import LoadingLines, wait_for_model
 
 
 class Refusing:
@@ -30,3 +30,21 @@ def test_where_nobody_listens_the_wait_ends_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("paceline.cli.loading.starting", list)
     with pytest.raises(errors.Unavailable):
         wait_for_model(cast(Any, Refusing("")))
+
+
+def test_a_second_load_is_timed_from_its_own_beginning() -> None:
+    shown: list[str] = []
+    now = 0.0
+    lines = LoadingLines(shown.append, lambda: now)
+    for began in (0.0, 12.0):  # a model is put away and loaded again at once; another one loads all the while
+        for second in range(6):
+            now = began + second
+            lines("a: starting" if second < 3 else "a: loading weights", second / 10)
+            lines("b: loading weights", 0.0)
+    assert [line for line in shown if line.startswith("a")] == ["a: starting ...", "a: loading weights ..."] * 2
+    assert [line for line in shown if line.startswith("b")] == [
+        "b: loading weights ...",
+        "b: loading weights ... 5 s",
+        "b: loading weights ... 12 s",
+        "b: loading weights ... 17 s",
+    ]

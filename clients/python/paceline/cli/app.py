@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import shutil
 import signal
+import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from service_kit.known import nearest
@@ -213,7 +216,18 @@ def run() -> None:
         package = (error.name or "").partition(".")[0]
         if package in _OURS:
             raise
-        fail(f"{package} is not installed, which this command needs; {installation('all')}")
+        _end(f"{package} is not installed, which this command needs; {installation('all')}")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # the output's: commands speak of other files themselves
+            raise
+        _end(f"the output can't be written: {error.strerror}")
+
+
+def _end(message: str) -> NoReturn:
+    """As `fail`, outside of a command."""
+    with suppress(typer.Exit):
+        fail(message)
+    sys.exit(1)
 
 
 def _open_standard_descriptors() -> None:

@@ -76,10 +76,7 @@ def chat(
         served = {*client.models(timeout_s=10), *(one.name for one in info.adapters)}
         if model is not None and model not in served:
             fail(f"model: {model!r} is not served; served: {', '.join(sorted(served))}")
-        console.print(
-            f"[bold]{escape(model or info.name)}[/] at {address} [dim]/help: commands, Ctrl-D: leave[/]",
-            highlight=False,
-        )
+        _note(f"[bold]{escape(model or info.name)}[/] at {address} [dim]/help: commands, Ctrl-D: leave[/]")
         with editing(COMMANDS):
             _converse(client, Conversation(chosen, system or ""), secured, address)
 
@@ -94,7 +91,7 @@ def _converse(client: Client, conversation: Conversation, secured: Security, add
             try:
                 question = _obey(conversation, *command)
             except Refused as refused:
-                console.print(f"[dim]{escape(shown(str(refused)))}[/]", highlight=False, soft_wrap=True)
+                _note(f"[dim]{escape(shown(str(refused)))}[/]")
                 continue
         if question is None or not question.strip():
             continue
@@ -136,8 +133,13 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
             said = HELP
         case _:
             raise Refused(f"there is no {command}\n{HELP}")
-    console.print(f"[dim]{escape(shown(said))}[/]", highlight=False, soft_wrap=True)
+    _note(f"[dim]{escape(shown(said))}[/]")
     return None
+
+
+def _note(text: str) -> None:
+    """What is no answer: on stderr where the answers go into a pipe or a file."""
+    (console if console.is_terminal else stderr).print(text, highlight=False, soft_wrap=True)
 
 
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:

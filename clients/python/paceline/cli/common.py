@@ -163,6 +163,18 @@ def client_of(context: typer.Context, addresses: Sequence[str]) -> Iterator[Clie
             yield client
         except errors.InvalidRequest as error:
             fail(_by_option(context, str(error)))
+        except errors.NotFound as error:
+            fail(f"{error}{_elsewhere(context)}")
+
+
+def _elsewhere(context: typer.Context) -> str:
+    """At what other port of this machine the model of --model is served, as the end of a sentence."""
+    from paceline.cli.ps import running_stacks  # imported late: few commands name a model that is not there
+
+    model = context.params.get("model")
+    stacks = running_stacks(security(context).token) if model else ()
+    ports = [one.port for one in stacks if one.model == model]
+    return f"; port {ports[0]} of this machine has it" if ports else ""
 
 
 def _by_option(context: typer.Context, message: str) -> str:

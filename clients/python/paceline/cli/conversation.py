@@ -84,7 +84,7 @@ class Conversation:
         if not text:
             found = [f"{name}: {value}" for name, value in self.options.items() if value is not None]
             return "\n".join(found) or "all are the server's defaults"
-        name, _, value = text.partition(" ")
+        name, _, value = text.replace("=", " ", 1).partition(" ")
         name = name.replace("-", "_")
         if name not in _NUMBERS:
             raise Refused(f"there is no option {name}; there are {', '.join(_NUMBERS)}")

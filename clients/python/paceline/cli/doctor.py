@@ -19,6 +19,7 @@ from paceline.cli.common import (
     security,
 )
 from paceline.cli.diagnosis import Verdict, diagnose
+from paceline.cli.scratch import what_runs
 
 
 def doctor(
@@ -57,6 +58,8 @@ def doctor(
                 lines.append(f"[yellow]{escape(found.note)}[/]")
             if found.verdict is not Verdict.OK:
                 lines.append(escape(found.advice))
+            if found.verdict is Verdict.NOBODY:
+                lines.append(what_runs())
             for one in plugins:
                 what = f"plugin: {one['kind']} {one['name']} of {one['package']}"
                 lines.append(f"[red]{escape(one['problem'])}[/]" if one["problem"] else escape(what))

@@ -156,12 +156,11 @@ def generate(
     if (tools or tool_choice) and not chat:
         fail("--tools and --tool-choice need --chat: the model's chat template tells it of tools", 2)
     if prompt in (None, "-"):
-        if sys.stdin.isatty():
-            fail('give a prompt: paceline generate --chat "Why is the sky blue?", or pipe one in', 2)
-        prompt = sys.stdin.read()
+        prompt = "" if sys.stdin.isatty() else sys.stdin.read()
         if chat:  # echo ends a line, and the question is none of it
             prompt = prompt.removesuffix("\n")
-    assert prompt is not None
+    if not prompt:
+        fail('give a prompt: paceline generate --chat "Why is the sky blue?", or pipe one in', 2)
     if sum(given is not None for given in (schema, regex, choice or None, grammar)) > 1:
         fail("--schema, --regex, --choice or --grammar: one of them", 2)
     messages = [Message("system", system)] if system is not None else []

@@ -41,7 +41,8 @@ class _Stage:
 class LoadingLines:
     """Prints a line when a stage begins, and every _INTERVAL_S seconds of one that lasts.
 
-    Stages of several models, which load at once, are told apart by their texts.
+    Stages of several models, which load at once, are told apart by what stands before a colon. The stages of
+    a load follow each other: one that comes after a later one is that of another load.
     """
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
@@ -52,7 +53,10 @@ class LoadingLines:
         """Report the stage, and the fraction of it that is done, 0 to 1."""
         now = self._clock()
         known = self._stages.get(stage)
-        if known is None or now - known.seen_at > _OVER_S:
+        model = stage.rpartition(": ")[0]
+        of_model = [one for name, one in self._stages.items() if name.rpartition(": ")[0] == model]
+        last = max((one.seen_at for one in of_model), default=now)
+        if known is None or now - known.seen_at > _OVER_S or last > known.seen_at:
             self._stages[stage] = _Stage(now, now, now)
             self._show(f"{stage} ...")
             return

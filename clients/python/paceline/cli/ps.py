@@ -52,7 +52,7 @@ def ps(
 
     Services that were started alone, in containers or by other users are not listed.
     """
-    stacks = sorted(_stacks(security(context).token), key=lambda stack: stack.port)
+    stacks = sorted(running_stacks(security(context).token), key=lambda stack: stack.port)
     if as_json:
         for stack in stacks:
             typer.echo(json.dumps(asdict(stack)))
@@ -72,7 +72,7 @@ def ps(
     print_aligned(console, rows)
 
 
-def _stacks(token: str) -> Iterator[RunningStack]:
+def running_stacks(token: str) -> Iterator[RunningStack]:
     """The stacks whose processes live. A killed one may leave its directory."""
     found = list(stack_directories())
     of_several = {pid for pid, directory in found if (directory / "router").exists()}

@@ -65,6 +65,9 @@ def score(
                 write(json.dumps(dataclasses.asdict(one)) + "\n")
                 continue
             shown = f"  {continuation[index]!r}" if continuation else ""
+            if not one.token_ids:
+                write("no score: a text's first token has none, as nothing stands before it\n")
+                continue
             count = counted(len(one.token_ids), "token")
             write(f"perplexity {one.perplexity:.3f}  logprob {one.logprob:.3f}  {count}{shown}\n")
             if top_k is not None:

@@ -89,9 +89,15 @@ def starting() -> list[int]:
 
 
 def _served() -> dict[int, int]:
-    """The port at which each stack's process takes requests."""
-    ports = ((pid, port_of(front_files(directory))) for pid, directory in stack_directories())
-    return {pid: port for pid, port in ports if port is not None}
+    """The port at which each stack's process takes requests: of several models, the router's."""
+    ports = ((pid, front_files(directory)) for pid, directory in stack_directories())
+    found = {}
+    for pid, files in sorted(
+        ports, key=lambda one: one[1].port.name == "router"
+    ):  # last: it replaces its models
+        if (port := port_of(files)) is not None:
+            found[pid] = port
+    return found
 
 
 def front_files(directory: Path) -> ChildFiles:

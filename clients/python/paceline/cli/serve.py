@@ -31,6 +31,7 @@ from paceline.cli.loading import loading_bar
 from paceline.cli.log_writer import never_blocking
 from paceline.cli.pull import check_model
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
+from paceline.cli.services import require_services
 from paceline.cli.several_models.config import (
     ForAllModels,
     announce_models,
@@ -191,6 +192,7 @@ def serve(
         paceline serve ~/models/Qwen3-8B --adapter-dir ~/adapters --adapter poet
     """
     refuse_client_options(context)
+    require_services(backend)
     if log_format is LogFormat.JSON:
         context.with_resource(json_lines(stderr))
     if served and model is not None:
@@ -300,6 +302,7 @@ def stack_config(
     draft: ExecutorLaunch | None = None,
 ) -> StackConfig:
     """A stack on free ports for one command alone, with a token of its own; by default the default model."""
+    require_services(backend)
     return StackConfig(
         backend=backend,
         model=(model or served_model(backend, None)) if backend == "torch" else model,
@@ -317,7 +320,9 @@ def say(name: str, line: str) -> None:
         stderr.file.pass_on(name, line)
         return
     stderr.print(
-        f"[{_COLORS.get(name, 'white')}]{name:>9}[/] {escape(line)}", highlight=False, soft_wrap=True
+        f"[{_COLORS.get(name, 'white')}]{name:>9}[/] {escape(line.removeprefix(f'paceline {name}: '))}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -18,6 +18,9 @@ from paceline.extras import installation
 
 _EXTRAS = {"executor_service": "executor", "scheduler_service": "scheduler", "uvicorn": "openai"}
 
+_EVERY_SERVICE = ("executor_service", "scheduler_service", "grpc_health", "pydantic_settings", "numpy")
+_TORCH = ("torch", "numba", "gguf", "safetensors")
+
 
 def command(module: str, *arguments: str) -> list[str]:
     """The command line of a service. Exits with advice if it is not installed."""
@@ -29,6 +32,16 @@ def require(module: str) -> None:
     """Exit with advice if a module of an extra is not installed."""
     if find_spec(module) is None:
         fail(f"{module} is not installed; {installation(_EXTRAS[module])}")
+
+
+def require_services(backend: str) -> None:
+    """Exit with advice if something is not installed that an executor with this backend or a scheduler needs.
+
+    Called before either is started: there it would be a traceback of each.
+    """
+    for package in (*_EVERY_SERVICE, *(_TORCH if backend == "torch" else ())):
+        if find_spec(package) is None:
+            fail(f"{package} is not installed, which this command needs; {installation('all')}")
 
 
 def executor(context: typer.Context) -> None:
