@@ -100,7 +100,7 @@ class Replays:
         self._expire(_KEPT_S)
 
     def _expire(self, seconds: float) -> None:
-        """Forget the attempts that were not repeated for so many seconds."""
+        """Forget the attempts that were not repeated for this time."""
         while self._kept:
             automaton, attempt = next(iter(self._kept.items()))
             if self._now() - attempt.asked_s <= seconds:

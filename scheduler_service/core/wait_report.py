@@ -56,7 +56,7 @@ class WaitReport:
     first_reason: WaitReason = WaitReason.NONE  # of the first in its identity's queue
     needed: int = 0  # of what that one waits for
     available: int = 0  # of the same; 0, 0: it can't be counted
-    total: int = 0  # of what it waits for in the end, itself or by those before it: there are so many in all
+    total: int = 0  # of what it waits for in the end, itself or by those before it: how many there are
     next_reason: WaitReason = WaitReason.NONE  # of what is next in turn, whosever it is
     step_s: float = 0.0  # that the executor computes a step, as a moving average
     step_age_s: float = 0.0  # since the oldest step in flight was sent

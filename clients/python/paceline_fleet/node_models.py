@@ -21,14 +21,14 @@ _LOOK_S = 1.0
 _DIED = "`paceline pull` ended without a word"
 
 
-async def model_on_node(backend: str, given: str | None, told: Callable[[str], None]) -> Path | None:
+async def model_on_node(backend: str, given: str | None, report: Callable[[str], None]) -> Path | None:
     """The path of the model to serve; None where the backend needs none.
 
-    `told` hears how far a download is. Raises ChildFailed, with the hub's own words, if the model can't be
-    had.
+    `report` is called with how far a download is. Raises ChildFailed, with the hub's own words, if the model
+    can't be had.
     """
     if given is not None and not await asyncio.to_thread(_is_here, given):
-        await _fetch(given, told)
+        await _fetch(given, report)
     try:
         return await asyncio.to_thread(served_model, backend, given)
     except typer.Exit:
@@ -39,7 +39,7 @@ def _is_here(given: str) -> bool:
     return Path(given).expanduser().exists() or find_local(given) is not None
 
 
-async def _fetch(given: str, told: Callable[[str], None]) -> None:
+async def _fetch(given: str, report: Callable[[str], None]) -> None:
     """Run `paceline pull` for a hub's model; two stacks of a node wait for each other's files there.
 
     It is a process of its own, so that it ends with the start of the stack.
@@ -54,7 +54,7 @@ async def _fetch(given: str, told: Callable[[str], None]) -> None:
         stderr=PIPE,
         env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
     )
-    telling = asyncio.create_task(_tell(given, name.folder / "blobs", told))
+    telling = asyncio.create_task(_tell(given, name.folder / "blobs", report))
     try:
         _, said = await pull.communicate()
     finally:
@@ -68,9 +68,9 @@ async def _fetch(given: str, told: Callable[[str], None]) -> None:
         raise ChildFailed(next(filter(None, reversed(lines)), _DIED).removeprefix("paceline: "))
 
 
-async def _tell(given: str, blobs: Path, told: Callable[[str], None]) -> None:
+async def _tell(given: str, blobs: Path, report: Callable[[str], None]) -> None:
     while True:
-        told(f"fetching {given}: {_bytes_in(blobs) / 1e6:,.0f} MB so far")
+        report(f"fetching {given}: {_bytes_in(blobs) / 1e6:,.0f} MB so far")
         await asyncio.sleep(_LOOK_S)
 
 

@@ -21,7 +21,7 @@ EXTRA_STREAMS = 3
 
 _MIN_CHARACTERS = 512  # of a system prompt: less is soon computed
 _FEWEST, _MOST = 128, 2048
-"""Chats: shares are of so many at least; at so many, counts are halved and rare prompts dropped."""
+"""Chats: the fewest that have shares; the number at which counts are halved and rare prompts dropped."""
 _KEYS = 8
 """Keys for as many chats as one stack gets: with fewer, stacks would get less equal shares."""
 _CHANGED = 0.75

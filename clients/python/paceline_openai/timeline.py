@@ -27,7 +27,7 @@ from paceline_openai.refusals import Refusal
 
 _AT = "/timeline/"
 _BEGIN_S = 600.0
-"""What a page shows first: the steps of so many seconds."""
+"""Seconds: a page begins with the steps of the last ones."""
 _FIRST_S, _READ_S = 2.0, 0.4
 """For so long an answer waits for steps, and for more: longer than schedulers do between two looks."""
 _MOST_BYTES = 8 << 20

@@ -41,7 +41,8 @@ def test_a_second_load_is_timed_from_its_own_beginning() -> None:
             now = began + second
             lines("a: starting" if second < 3 else "a: loading weights", second / 10)
             lines("b: loading weights", 0.0)
-    assert [line for line in shown if line.startswith("a")] == ["a: starting ...", "a: loading weights ..."] * 2
+    a_load = ["a: starting ...", "a: loading weights ..."]
+    assert [line for line in shown if line.startswith("a")] == a_load * 2
     assert [line for line in shown if line.startswith("b")] == [
         "b: loading weights ...",
         "b: loading weights ... 5 s",

@@ -64,8 +64,8 @@ class Client(Administration):
     `model`: of several models at an address, the one that all calls mean which name none.
 
     `extra_streams`: calls that a scheduler may have beyond 1.25 of the mean before it passes on those whose
-    beginning it has cached. Of few calls at once, chance alone sends so many to one of several schedulers,
-    where they cost less than their prompts do at one that computes them anew.
+    beginning it has cached. Of few calls at once, chance alone gives one of several schedulers that much more
+    than the others, and a long queue there costs less than computing the prompts anew elsewhere.
 
     A request has exactly one of `prompt` (text, without a chat template), `messages` (formatted with the
     model's chat template) and `token_ids`. `timeout_s` is the deadline of all attempts of a call together,

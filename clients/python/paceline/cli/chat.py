@@ -112,7 +112,7 @@ def _obey(conversation: Conversation, command: str, words: str) -> str | None:
     if command in ("/save", "/load") and not words:
         raise Refused(f"{command} FILE")
     if words and command in COMMANDS and command not in (*WITH_WORDS, "/help"):
-        raise Refused(f"{command} takes nothing behind it")
+        raise Refused(f"{command} takes nothing after it")
     match command:
         case "/retry":
             return conversation.undo()

@@ -230,8 +230,8 @@ def _no_connection(security: Security, error: errors.Unavailable, addresses: str
     found = connection_problem(address, security, _PROBE_TIMEOUT_S)
     if found is None:
         return f"{address}: {error}; `paceline doctor` says more"
-    told = f"{found.verdict.value}: {found.detail}; {found.advice}"
-    return f"{told}. {what_runs()}" if found.verdict is Verdict.NOBODY else told
+    problem = f"{found.verdict.value}: {found.detail}; {found.advice}"
+    return f"{problem}. {what_runs()}" if found.verdict is Verdict.NOBODY else problem
 
 
 def _unreachable(error: errors.Unavailable) -> bool:

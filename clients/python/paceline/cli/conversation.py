@@ -33,7 +33,7 @@ HELP = "\n".join(
 )
 _COMMAND = re.compile(r"(/[a-z]+)(?: +([^\n]*))?")
 WITH_WORDS = ("/system", "/set", "/save", "/load")
-"""Commands that take something behind them."""
+"""Commands that take an argument."""
 _NUMBERS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "temperature": (float, 0, 100),
     "top_p": (float, 0, 1),
@@ -157,9 +157,9 @@ def _checked(messages: Sequence[tuple[object, object]], path: Path) -> tuple[str
 
 
 def command_of(line: str) -> tuple[str, str] | None:
-    """The command and what is behind it, if it is one: questions may begin with a path.
+    """The command and its argument, if it is one: questions may begin with a path.
 
-    A word of letters after a slash is one, and with more behind it only if it is in COMMANDS.
+    A word of letters after a slash is one, and with an argument only if it is in COMMANDS.
     """
     found = _COMMAND.fullmatch(line.strip())
     if found is None or (found[2] and found[1] not in COMMANDS):

@@ -107,12 +107,12 @@ def why(
     if request_id is not None and not is_known:
         fail(f"{request_id} is not known: it never came here, ended long ago, is another's, or not read yet")
     if not as_json and not is_known:
-        told = "`paceline why ID` of one that runs says how long steps take; `paceline timeline` lists ids."
+        rest = "`paceline why ID` of one that runs says how long steps take; `paceline timeline` lists ids."
         if waiting:
             wait = "1 request waits, not" if waiting == 1 else f"{waiting} requests wait, none"
-            line = f"{wait} much longer than predicted: `paceline why ID` of one says what for. {told}"
+            line = f"{wait} much longer than predicted: `paceline why ID` of one says what for. {rest}"
         else:
-            line = f"No request waits. {told}"
+            line = f"No request waits. {rest}"
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -29,7 +29,7 @@ def open_gguf(path: Path) -> GgufFile:
         names = gguf_parts(path.name)
         if count != len(names):
             raise file.fault(
-                f"{_COUNT} {shown(count)}, but its name is not that of one of so many parts, of at most"
+                f"{_COUNT} {shown(count)}, but its name is not that of one of as many parts, of at most"
                 f" {MAX_PARTS}: NAME-00001-of-00003.gguf"
             )
         parts = [path.with_name(name) for name in names]

@@ -109,7 +109,7 @@ def _freed_at_most(models: Mapping[str, LoadableModel]) -> int:
 
 
 def _make_room(short: int, models: Mapping[str, LoadableModel], found: Moves, now: float) -> None:
-    """Add the models that are put away for one that is `short` of so many bytes."""
+    """Add the models that are put away for one that lacks `short` bytes."""
     leaving = {name for name, one in models.items() if one.state is ModelState.DRAINING} | {*found.put_away}
     short -= sum(models[name].need or 0 for name in leaving)
     others = [
