@@ -81,7 +81,7 @@ class SchedulerConnections:
     def named(self, request: _Request) -> _Request:
         """The request, which names the client's model if it has a field for that and names none."""
         if self.model and getattr(asked := getattr(request, "request", request), "model", None) == "":
-            asked.model = self.model
+            asked.model = self.model  # type: ignore[union-attr]
         return request
 
     def _with_model(self, metadata: Metadata) -> Metadata:

@@ -169,7 +169,7 @@ def client_of(context: typer.Context, addresses: Sequence[str]) -> Iterator[Clie
 
 def _elsewhere(context: typer.Context) -> str:
     """At what other port of this machine the model of --model is served, as the end of a sentence."""
-    from paceline.cli.ps import running_stacks  # imported late: few commands name a model that is not there
+    from paceline.cli.running_stacks import running_stacks  # imported late: it is seldom needed
 
     model = context.params.get("model")
     stacks = running_stacks(security(context).token) if model else ()

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from paceline import aio, errors
+from paceline import errors
 from paceline.cli.adapter_options import AdapterDirectory, Adapters, require_adapters
+from paceline.cli.announcement import announce, announce_models, tell_what_to_try
 from paceline.cli.client_options import client_token, refuse_client_options
-from paceline.cli.common import DEFAULT_ADDRESS, fail, require_writable, stderr, with_token
+from paceline.cli.common import fail, require_writable, stderr
 from paceline.cli.free_port import require_free
 from paceline.cli.gateway_launch import (
     GatewayOption,
@@ -34,7 +35,6 @@ from paceline.cli.served_model import default_sampling, draft_config, flags, ser
 from paceline.cli.services import require_services
 from paceline.cli.several_models.config import (
     ForAllModels,
-    announce_models,
     are_several,
     bytes_of,
     models_config,
@@ -44,7 +44,6 @@ from paceline.cli.several_models.stacks import ModelStacks, starting_models
 from paceline.cli.stack import ExecutorLaunch, Stack, StackConfig, starting
 from paceline.cli.stack_secrets import draw_token
 from paceline.cli.supervisor import ChildFailed
-from paceline.executor.v1.executor_pb2 import CAPABILITY_CLASSIFIER
 
 
 class LogFormat(enum.Enum):
@@ -54,7 +53,6 @@ class LogFormat(enum.Enum):
     JSON = "json"
 
 
-_CALL_TIMEOUT_S = 5.0
 _COLORS = {"executor": "magenta", "draft": "yellow", "scheduler": "cyan", "gateway": "blue"}  # else white
 
 Backend = Annotated[
@@ -356,48 +354,11 @@ async def _serve(config: StackConfig | ModelsConfig, port_file: Path | None) -> 
         supervisor = asyncio.create_task(opened.supervise())
         cleanup.callback(supervisor.cancel)
         if isinstance(opened, Stack):
-            _announce(opened, port_file)
-            await _tell_what_to_try(opened)
+            announce(opened, port_file)
+            await tell_what_to_try(opened)
         else:
             announce_models(opened, port_file)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, supervisor], return_when=asyncio.FIRST_COMPLETED)
         if supervisor.done():
             await supervisor
-
-
-def _announce(stack: Stack, port_file: Path | None) -> None:
-    config = stack.config
-    if port_file is not None:
-        port_file.write_text(f"{stack.scheduler.port}\n")
-    draft = f", drafts from {config.draft.label}" if config.draft else ""
-    stderr.print(
-        f"Serving [bold]{config.name or config.executor.label}[/] at"
-        f" [bold]{stack.address}[/] (executor at {stack.executor_address}{draft}). Ctrl-C stops.",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if config.gateway is not None:
-        config.gateway.announce(stack.gateways[0].port, "" if config.demands_token else ", without a key")
-
-
-async def _tell_what_to_try(stack: Stack) -> None:
-    """Print a command to try, a chat if there is a template, and the sampling of requests that set none."""
-    async with aio.ExecutorClient(stack.executor_socket, security=stack.executor_security) as executor:
-        try:
-            tokenizer = await executor.get_tokenizer(timeout_s=_CALL_TIMEOUT_S)
-            info = await executor.get_info(timeout_s=_CALL_TIMEOUT_S)
-        except errors.PacelineError:  # it has none, or has just died: then there is nothing to tell
-            return
-    chat = "--chat " if tokenizer.chat_template else ""
-    where = "" if stack.address == DEFAULT_ADDRESS else f"--address {stack.address} "
-    generates = CAPABILITY_CLASSIFIER not in info.capabilities
-    call = f"generate {where}{chat}" if generates else f"embed {where}"
-    command = with_token("paceline", needed=stack.config.demands_token)
-    stderr.print(f'[dim]Try: {command} {call}"Why is the sky blue?"[/]', highlight=False, soft_wrap=True)
-    if not generates:
-        return
-    defaults = dict(tokenizer.generation_defaults)
-    defaults.setdefault("temperature", 1.0)  # as the contract says
-    words = ", ".join(f"{name} {value:.4g}" for name, value in sorted(defaults.items(), reverse=True))
-    stderr.print(f"[dim]Sampling, where a request sets none: {words}[/]", highlight=False, soft_wrap=True)

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from paceline_router.models import NAME_RULE, ModelState, is_model_name
+from paceline_router.models import NAME_RULE, is_model_name
 from service_kit.known import nearest
 from service_kit.model_name import model_name
 
 from paceline.bounded_files import read_bounded
 from paceline.channel import is_loopback
-from paceline.cli.common import DEFAULT_ADDRESS, fail, stderr, with_token
+from paceline.cli.common import fail
 from paceline.cli.gateway_launch import GatewayLaunch
 from paceline.cli.models.wheel import DEFAULT_MODEL
 from paceline.cli.served_model import default_sampling, draft_config, flags, served_model, served_name
 from paceline.cli.several_models.plan import ModelLaunch, ModelsConfig
-from paceline.cli.several_models.stacks import ModelStacks
 from paceline.cli.stack import StackConfig
 
 MAX_MODELS = 64
@@ -91,34 +90,6 @@ def models_config(given: Sequence[str], shared: ForAllModels, gateway: GatewayLa
         fail(f"{names[0]}: the first model is what calls mean that name none, so it is not on-demand", 2)
     options = (*shared.logs, *shared.plain, *own, *everybodys)
     return ModelsConfig(launches, shared.host, shared.port, options, shared.token, gateway, shared.memory)
-
-
-def announce_models(stacks: ModelStacks, port_file: Path | None) -> None:
-    """Say where the models are served."""
-    host = stacks.config.host.strip("[]")
-    host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    port = stacks.router.port
-    if port_file is not None:
-        port_file.write_text(f"{port}\n")
-    up = [one.name for one in stacks.models if one.state is ModelState.SERVING]
-    rest = [one.name for one in stacks.models if one.state is ModelState.AVAILABLE]
-    further = f" (on demand: {', '.join(rest)})" if rest else ""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    stderr.print(
-        f"Serving [bold]{', '.join(up)}[/] at [bold]{address}[/]{further}. Ctrl-C stops.",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if (gateway := stacks.config.gateway) is not None:
-        gateway.announce(stacks.gateways[0].port, "" if stacks.config.demands_token else ", without a key")
-    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    first = (up or rest)[0]
-    command = with_token("paceline", needed=stacks.config.demands_token)
-    stderr.print(
-        f'[dim]Try: paceline ps; {command} generate{where} --model {first} --chat "Why is the sky blue?"[/]',
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def _is_file_of_models(given: str) -> bool:
