@@ -148,4 +148,4 @@ def test_a_token_on_the_command_line_is_one_warning(closed: Serve) -> None:
     assert result.returncode == 0, result.stderr
     assert len(re.findall("shows in the process list", result.stderr)) == 1
     quiet = run("generate", "x", "-m", "2", "-a", closed.address, PACELINE_TOKEN="of-clients")
-    assert (quiet.returncode, quiet.stderr.strip()) == (0, "[cut at 2 tokens: -m N]")
+    assert (quiet.returncode, quiet.stderr.strip()) == (0, "[cut at 2 tokens; -m N allows more]")

@@ -115,7 +115,7 @@ SHARED = (
     Field("model", text, "the model, an adapter, or the name of `--served-model-name`; without it the model"),
     Field("stream", boolean, "server-sent events; those of chats and completions end with `[DONE]`"),
     Field("stream_options", stream_options, "`include_usage`; `include_obfuscation` is taken if false"),
-    Field("temperature", number, "0: greedy"),
+    Field("temperature", number, "0: greedy; up to 100, where OpenAI's ends at 2"),
     Field("top_p", number, "as in OpenAI's API"),
     Field("top_k", top_k, "0 or -1: off"),
     Field("min_p", number, "least probability, as a share of the likeliest token's"),

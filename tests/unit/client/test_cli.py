@@ -264,7 +264,7 @@ async def test_generate_through_the_template_sends_messages(served: Served) -> N
 
 async def test_an_answer_that_was_cut_is_called_so(served: Served) -> None:
     cut = await invoked("generate", "cut", "-a", served.address)
-    assert "[cut at 3 tokens: -m N]" in cut.stderr
+    assert "[cut at 3 tokens; -m N allows more]" in cut.stderr
     assert served.fake.requests[-1].stop.max_tokens == 512
     assert "[cut" not in (await invoked("generate", "words", "-a", served.address)).stderr
 
@@ -336,7 +336,7 @@ def test_a_terminal_shows_reasoning_dimmed_before_the_answer(
 ) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(answer, "stderr", Console(file=screen, force_terminal=True, color_system="standard"))
-    shown = answer.StreamedAnswer()
+    shown = answer.StreamedAnswer("id")
     for delta in (Delta(0, (), "", reasoning="[b]Hm"), Delta(0, (), "Yes", reasoning="m :smile:")):
         shown.add(delta)
     shown.end(Completion(0, "Yes", (), (), None))
@@ -344,12 +344,26 @@ def test_a_terminal_shows_reasoning_dimmed_before_the_answer(
     assert capsys.readouterr().out == "Yes\n"
 
 
+def test_a_terminal_that_shows_nothing_for_long_is_shown_how_to_find_out_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for first, said in ((None, True), (Delta(0, (), "Yes"), False)):
+        screen = io.StringIO()
+        monkeypatch.setattr(answer, "stderr", Console(file=screen, force_terminal=True))
+        monkeypatch.setattr(answer, "_SILENT_S", 0.0 if said else 60.0)
+        with answer.StreamedAnswer("some-id") as shown:
+            if first is not None:
+                shown.add(first)
+            shown._silence.join()
+        assert ("`paceline why some-id` says what it waits for" in screen.getvalue()) is said
+
+
 def test_an_answer_that_an_error_breaks_off_ends_its_line_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for terminal, end in ((True, "\n"), (False, "")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        with contextlib.suppress(errors.StreamLost), answer.StreamedAnswer() as shown:
+        with contextlib.suppress(errors.StreamLost), answer.StreamedAnswer("id") as shown:
             shown.add(Delta(0, (), "It is"))
             raise errors.StreamLost("gone")
         assert capsys.readouterr().out == "It is" + end

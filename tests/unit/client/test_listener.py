@@ -50,6 +50,15 @@ def test_a_service_of_ours_is_called_so_and_arguments_are_not_shown(
     assert listener(0xC383, proc_with(tmp_path, command, table=table)) == said
 
 
+def test_of_a_service_that_serve_keeps_running_the_id_is_serves(tmp_path: Path) -> None:
+    proc = proc_with(tmp_path, b"python\0-m\0scheduler_service\0")
+    (proc / "42" / "stat").write_text("42 (python (1)) S 41 42 42 0 -1")
+    (proc / "41").mkdir()
+    (proc / "41" / "cmdline").write_bytes(b"python\0/bin/paceline\0serve\0--port\0")
+    told = "the scheduler of a `paceline serve` (pid 41; `paceline ps` lists what runs)"
+    assert listener(0xC383, proc) == told
+
+
 def test_what_the_system_does_not_tell_is_not_guessed(tmp_path: Path) -> None:
     assert listener(0xC383, tmp_path) is None  # no /proc
     (tmp_path / "connected").mkdir()

@@ -39,7 +39,7 @@ def test_an_answer_is_escaped_on_a_terminal_alone(
 ) -> None:
     terminal = Terminal(is_terminal=is_terminal)
     monkeypatch.setattr(sys, "stdout", terminal)
-    answer = StreamedAnswer()
+    answer = StreamedAnswer("id")
     for part in order:
         answer.add(Delta(0, (1,), part))
     answer.end(Completion(0, order, (1,), (), None, tool_calls=(ToolCall("a", "f", order),)))

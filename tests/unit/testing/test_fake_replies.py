@@ -41,7 +41,7 @@ def test_reasoning_comes_first_and_calls_come_last_and_tokens_are_bytes() -> Non
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: FakeError("FULL"), "reason 'FULL' is none of INVALID_REQUEST, "),
+        (lambda: FakeError("FULL"), "there is no reason 'FULL'; there are INVALID_REQUEST, "),
         (lambda: FakeError("INTERNAL", retry_after_s=-1), "retry_after_s -1 is negative"),
         (lambda: FakeError("INTERNAL", after=-1), "after -1 is negative"),
         (lambda: FakeLoss(times=0), "times 0 is less than 1"),

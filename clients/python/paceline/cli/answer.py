@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Self
 
 from paceline.chat import ToolCall
 from paceline.cli.common import stderr
 from paceline.cli.safe_text import written
 from paceline.types import Completion, Delta
+
+_SILENT_S = 4.0
 
 
 def write(text: str) -> None:
@@ -21,23 +24,33 @@ class StreamedAnswer:
     """Writes the text of one completion to stdout as it arrives; a context manager.
 
     Its reasoning goes to stderr, if that is a terminal: a pipe or a file gets the answer alone. An answer
-    that an error breaks off ends its line on a terminal: the error has one of its own.
+    that an error breaks off ends its line on a terminal: the error has one of its own. A terminal where
+    nothing has come for some seconds is shown how to find out why; `request_id`: by what.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
         self._reasons = False  # whether the cursor is after reasoning
         self._in_line = False  # whether it is after text that does not end a line
+        note = f"no token yet: `paceline why {request_id}` says what it waits for"
+        self._silence = threading.Timer(
+            _SILENT_S, stderr.print, [note], {"style": "dim", "highlight": False, "soft_wrap": True}
+        )
+        self._silence.daemon = True
 
     def __enter__(self) -> Self:
+        if stderr.is_terminal:
+            self._silence.start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._silence.cancel()
         self._end_reasoning()
         if kind is not None and self._in_line and sys.stdout.isatty():
             write("\n")
 
     def add(self, delta: Delta) -> None:
         """Write what a delta adds, but for its tool calls: see `end`."""
+        self._silence.cancel()
         if delta.reasoning:
             write_reasoning(delta.reasoning)
             self._reasons = True

@@ -145,14 +145,15 @@ def _note(text: str) -> None:
 def _answer(client: Client, asked: list[Message], chosen: Options) -> str:
     """Stream one answer to the terminal and return it. Ctrl-C ends it early."""
     text = cut = ""
-    with client.generate(messages=asked, **chosen) as generation, StreamedAnswer() as answer:
+    generating = client.generate(messages=asked, **chosen)
+    with generating as generation, StreamedAnswer(generation.request_id()) as answer:
         try:
             for event in generation:
                 if isinstance(event, Delta):
                     answer.add(event)
                     text += event.text
                 elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
-                    cut = cut_line(event.usage, "/set max_tokens N")
+                    cut = cut_line(event.usage, "/set max_tokens N allows more")
         except KeyboardInterrupt:
             write(" [stopped]")
     write("\n")

@@ -209,10 +209,10 @@ def _closing_table(
     table = Table(title="What it took", caption=_COLUMNS)
     for name in ("prompt", "tokens", "TTFT", "ITL p50", "ITL p99", "ended by"):
         table.add_column(name, justify="left" if name in ("prompt", "ended by") else "right")
-    for stream in streams:
+    for number, stream in enumerate(streams, 1):
         figures, end = summarize([[stream.trace]]), stream.trace.finished
         table.add_row(
-            Text(stream.prompt, overflow="ellipsis", no_wrap=True),
+            Text(f"[{number}] {stream.prompt}", overflow="ellipsis", no_wrap=True),
             f"{figures.tokens}",
             f"{figures.ttft_ms.p50:.0f}",
             f"{figures.itl_ms.p50:.1f}",

@@ -194,7 +194,7 @@ def generate(
             stderr.print("The prompt was continued as it stands: --chat asks the model.", style="dim")
     for end in [] if as_json else ends:
         if end.reason is FinishReason.LENGTH:
-            stderr.print(cut_line(end.usage, "-m N"), style="dim", markup=False, highlight=False)
+            stderr.print(cut_line(end.usage, "-m N allows more"), style="dim", markup=False, highlight=False)
     in_full = bool(usage or mode or drafter)
     if in_full or (stderr.is_terminal and not as_json):
         for end in ends:
@@ -209,7 +209,7 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
     """
     if as_json:  # at once: `paceline why` explains what it waits for
         write(json.dumps({"event": "sent", "request_id": generation.request_id()}) + "\n")
-    with StreamedAnswer() as answer:
+    with StreamedAnswer(generation.request_id()) as answer:
         for event in generation:
             if as_json:
                 write(_as_line(event) + "\n")
@@ -239,7 +239,7 @@ def _plain(value: object) -> object:
 
 def cut_line(usage: Usage, how: str) -> str:
     """That an answer has all tokens that it may have, and how to get more."""
-    return f"[cut at {counted(usage.completion_tokens, 'token')}: {how}]"
+    return f"[cut at {counted(usage.completion_tokens, 'token')}; {how}]"
 
 
 def _speed_line(usage: Usage) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -57,5 +58,17 @@ def _described(folder: Path) -> str:
     words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
     for module, service in _SERVICES.items():
         if module in words:
-            return f"a Paceline {service} (pid {folder.name}; `paceline ps` lists what runs)"
+            keeper = _keeper(folder)
+            what = f"the {service} of a `paceline serve`" if keeper else f"a Paceline {service}"
+            return f"{what} (pid {keeper or folder.name}; `paceline ps` lists what runs)"
     return f"{Path(words[0]).name or 'another program'} (pid {folder.name})"
+
+
+def _keeper(folder: Path) -> str:
+    """The id of the `paceline serve` that would start this process again; "" if there is none."""
+    with suppress(OSError, IndexError):
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        words = (folder.parent / parent / "cmdline").read_bytes().split(b"\0")
+        if any(one.endswith(b"paceline") and two == b"serve" for one, two in pairwise(words)):
+            return parent
+    return ""

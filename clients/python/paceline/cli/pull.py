@@ -71,8 +71,10 @@ def pull(
     elif found := hub_name(name):
         if directory is not None:
             fail("--directory is not for a hub's models: HF_HUB_CACHE says where these lie", 2)
-        typer.echo(_fetch_from_hub(found))
-        stderr.print(f"[dim]Serve it: paceline serve {escape(name)}[/]", highlight=False, soft_wrap=True)
+        path = _fetch_from_hub(found)
+        typer.echo(path)
+        listed = next((one.name for one in local_models() if one.path == path), name)
+        stderr.print(f"[dim]Serve it: paceline serve {escape(listed)}[/]", highlight=False, soft_wrap=True)
     else:
         fail(
             f"{name}: give owner/name of a model on a hub, the https:// URL of a GGUF file, or"

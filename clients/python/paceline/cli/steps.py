@@ -68,9 +68,13 @@ def steps(
             return
         stderr.print("[dim]Steps are shown as they come; Ctrl-C stops.[/]", highlight=False)
         typer.echo(_HEAD)
+        any_came = False
         for log in watch(security(context), address, seconds, last, model):
             for step in steps_of(log):
                 _show(step)
+                any_came = True
+        if not any_came:
+            stderr.print("[dim]There was no step in this time.[/]", highlight=False)
 
 
 def watch(

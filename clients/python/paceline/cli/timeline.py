@@ -39,6 +39,8 @@ _MAX_FILE_BYTES = 512 << 20
 _SHOW_S, _SERVE_S = 30.0, 600.0
 """What is shown at the beginning, in a terminal and on a page."""
 _ASK_S = 10.0
+_BEFORE_S = 60.0
+"""Read from before what is shown: requests that came or began to wait then are shown too."""
 _LIVE_ROWS, _FILE_ROWS = 8, 1000
 """Rows of streams at least on a terminal, and at most elsewhere."""
 
@@ -81,7 +83,7 @@ def timeline(
         fail("--seconds is needed where the output is no terminal", 2)
     view = Timeline(last or _SHOW_S)
     with one_line_errors(security(context), source):
-        logs = watch(security(context), source, seconds, view.seconds or 0.0, model)
+        logs = watch(security(context), source, seconds, (view.seconds or 0.0) + _BEFORE_S, model)
         if console.is_terminal:
             _show_live(logs, seconds, view)
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import grpc
+from service_kit.known import similar
 
 from paceline.chat import ToolCall
 from paceline.scheduler.v1 import scheduler_pb2 as pb
@@ -72,7 +73,8 @@ class FakeError:
 
     def __post_init__(self) -> None:
         if self.reason not in CODES:
-            raise ValueError(f"reason {self.reason!r} is none of {', '.join(CODES)}")
+            hint = similar(self.reason, CODES) or f"; there are {', '.join(CODES)}"
+            raise ValueError(f"there is no reason {self.reason!r}{hint}")
         if self.retry_after_s is not None and self.retry_after_s < 0:
             raise ValueError(f"retry_after_s {self.retry_after_s:g} is negative")
         _check_after(self.after)
