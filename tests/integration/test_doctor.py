@@ -88,12 +88,13 @@ def test_an_answered_request_is_exit_status_0(address: str) -> None:
     assert "oracle answered" in found["detail"]
 
 
-def test_a_port_without_a_listener_is_two_lines_and_exit_status_1() -> None:
+def test_a_port_without_a_listener_is_three_lines_and_exit_status_1() -> None:
     result = run("doctor", "127.0.0.1:1")
     assert result.returncode == 1
-    said, advice = result.stdout.splitlines()
+    said, advice, found = result.stdout.splitlines()
     assert said.startswith("nobody listens: ")
     assert "paceline serve" in advice
+    assert "paceline ps" in found
 
 
 def test_every_verdict_has_its_advice() -> None:

@@ -266,7 +266,7 @@ def _make(
         text = f"failed to connect to {unquote(found['address'])}: {cause}{hint}"
     if kind is Unavailable and (found := _NO_NAME.fullmatch(text)):
         text = f"errors resolving {found['address']}: nobody knows this host name"
-    if kind is InvalidRequest:
+    if kind is InvalidRequest and metadata.get("field"):  # of a scheduler, which the SDK's arguments are for
         text = _GROUPED.sub(lambda found: _ARGUMENTS.get(found[0], found["field"]), text, 1)
     if issubclass(kind, RetryLater):
         return kind(text, code=code, reason=reason, metadata=metadata, retry_after_s=retry_after_s)

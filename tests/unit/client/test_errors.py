@@ -1,6 +1,7 @@
 import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor
+from google.rpc import error_details_pb2, status_pb2
 from paceline import errors
 from paceline.requests import Options
 from paceline.scheduler.v1 import scheduler_pb2
@@ -92,10 +93,18 @@ def test_a_missing_connection_is_told_by_its_address_and_cause(said: str, told: 
 )
 def test_an_invalid_request_names_the_sdks_argument(group: str, message: Descriptor) -> None:
     for field in message.fields_by_name:
-        error = errors.from_status(grpc.StatusCode.INVALID_ARGUMENT, f"{group}.{field}[0]: too large")
+        error = invalid(f"{group}.{field}[0]: too large", f"{group}.{field}[0]")
         argument, _, problem = str(error).partition("[0]: ")
         assert argument.split(".")[0] in Options.__annotations__
         assert problem == "too large"
-    assert (
-        str(errors.from_status(grpc.StatusCode.INVALID_ARGUMENT, "ops[1].stop.x: no")) == "ops[1].stop.x: no"
+    assert str(invalid("ops[1].stop.x: no", "ops[1].stop.x")) == "ops[1].stop.x: no"
+    assert str(invalid("grammar.regex: no", "")) == "grammar.regex: no"  # an executor's
+
+
+def invalid(message: str, field: str) -> errors.PacelineError:
+    details = status_pb2.Status(code=3)
+    details.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", metadata={"field": field})
     )
+    trailers = (("grpc-status-details-bin", details.SerializeToString()),)
+    return errors.from_status(grpc.StatusCode.INVALID_ARGUMENT, message, trailers)

@@ -120,7 +120,7 @@ def test_parts_may_be_links_to_files_of_other_names(parts: Path, tmp_path: Path)
 
 def test_a_file_that_says_one_part_needs_no_name(parts: Path) -> None:
     write_gguf(parts / "other.gguf")
-    with pytest.raises(ModelError, match="is not that of one of so many parts"):
+    with pytest.raises(ModelError, match="is not that of one of as many parts"):
         open_gguf((parts / FIRST).rename(parts / "model.gguf"))
     shutil.copy(parts / "other.gguf", parts / FIRST)  # without the keys, the name says nothing
     with closing(open_checkpoint(parts / FIRST)) as checkpoint:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
-from paceline.errors import from_status
 from paceline_openai.fields import Table
 from paceline_openai.refusals import Refusal, from_error
 from paceline_openai.routes import ENDPOINTS
 from paceline_openai.sampling import grammar_name
+
+from tests.unit.client.test_errors import invalid
 
 TABLES = {endpoint.path: endpoint.table for endpoint in ENDPOINTS if endpoint.table is not None}
 OPENAIS = {
@@ -105,7 +105,7 @@ def test_an_error_of_a_scheduler_names_the_field_as_the_request_does(
     path: str, values: dict[str, Any], message: str, param: str | None
 ) -> None:
     [endpoint] = [one for one in ENDPOINTS if one.path == path]
-    error = from_status(grpc.StatusCode.INVALID_ARGUMENT, message)
+    error = invalid(message, message.split(":")[0])
     refusal = from_error(error, {**endpoint.names, **grammar_name(values)})
     assert (refusal.status, refusal.param, refusal.message) == (400, param, error.message)
 
