@@ -43,14 +43,18 @@ class StreamedAnswer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._silence.cancel()
+        self.came()
         self._end_reasoning()
         if kind is not None and self._in_line and sys.stdout.isatty():
             write("\n")
 
+    def came(self) -> None:
+        """Something has come, which may not be shown yet."""
+        self._silence.cancel()
+
     def add(self, delta: Delta) -> None:
         """Write what a delta adds, but for its tool calls: see `end`."""
-        self._silence.cancel()
+        self.came()
         if delta.reasoning:
             write_reasoning(delta.reasoning)
             self._reasons = True

@@ -211,6 +211,7 @@ def _show(generation: Generation, *, as_json: bool, streaming: bool) -> list[Fin
         write(json.dumps({"event": "sent", "request_id": generation.request_id()}) + "\n")
     with StreamedAnswer(generation.request_id()) as answer:
         for event in generation:
+            answer.came()
             if as_json:
                 write(_as_line(event) + "\n")
             elif streaming and isinstance(event, Delta):

@@ -92,9 +92,7 @@ def _served() -> dict[int, int]:
     """The port at which each stack's process takes requests: of several models, the router's."""
     ports = ((pid, front_files(directory)) for pid, directory in stack_directories())
     found = {}
-    for pid, files in sorted(
-        ports, key=lambda one: one[1].port.name == "router"
-    ):  # last: it replaces its models
+    for pid, files in sorted(ports, key=lambda one: one[1].port.name == "router"):  # its port is the last one
         if (port := port_of(files)) is not None:
             found[pid] = port
     return found
