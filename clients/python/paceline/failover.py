@@ -324,7 +324,8 @@ class Attempts:
         """The error with the call and the time that it had, and what a service says of the cause."""
         if self._timeout_s is None:
             return error
-        text = f"{self._call} did not end within its timeout_s of {self._timeout_s:g} s"
+        call = self._call.replace("GenerateUnary", "generation")
+        text = f"{call} did not end within its timeout_s of {self._timeout_s:g} s"
         said = f": {error.message}" if error.reason else ""
         return DeadlineExceeded(text + said, code=error.code, reason=error.reason, metadata=error.metadata)
 

@@ -175,10 +175,10 @@ class Completion(Generic[Parsed]):
             case None:
                 return "it has not finished"
             case Finished(reason=FinishReason.LENGTH):
-                return (
-                    "it reached max_tokens or the end of the context. An object whose schema lacks"
-                    ' "additionalProperties": false may get further properties without end'
-                )
+                cut = "it reached max_tokens or the end of the context"
+                if self.schema is None or '"additionalProperties"' in schemas.json_schema(self.schema):
+                    return cut
+                return f'{cut}; without "additionalProperties": false an object may get further properties'
             case Finished(stop_string=str(stop)):
                 return f"the stop string {stop!r} ended it"
             case Finished(stop_token_id=int(stop)):

@@ -66,7 +66,7 @@ async def test_requests_that_wait_alike_are_summed_up_and_few_of_them_shown(serv
     assert (await shown())[0].endswith(": 50 for own_earlier, the first in its queue for seats.")
     del response.requests[:]
     [none] = await shown()
-    assert none.startswith("3 requests wait, none much longer than predicted: `paceline why ID`")
+    assert none.startswith("3 requests wait, none much longer than predicted. `paceline timeline`")
     assert await shown("--json") == []
 
 

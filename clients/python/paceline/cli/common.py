@@ -79,6 +79,7 @@ Addresses = Annotated[
         help="The scheduler: host:port, or unix:/path. Repeatable, or comma-separated: any that serves.",
         callback=_checked_addresses,
         default_factory=lambda: [SCHEDULER_ADDRESS],
+        show_default=SCHEDULER_ADDRESS,
     ),
 ]
 """For commands that generate: a stream is continued on another scheduler if its own dies."""

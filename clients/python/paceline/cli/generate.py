@@ -190,7 +190,9 @@ def generate(
             ends = _show(generation, as_json=as_json, streaming=n == 1)
             for warning in generation.started.warnings if generation.started else ():
                 warn(warning)
-        if stderr.is_terminal and not (chat or as_json) and "chat" in client.model_info().capabilities:
+        empty = not any(one.text for one in generation.collect())
+        explains = (stderr.is_terminal or empty) and not (chat or as_json)
+        if explains and "chat" in client.model_info().capabilities:
             stderr.print("The prompt was continued as it stands: --chat asks the model.", style="dim")
     for end in [] if as_json else ends:
         if end.reason is FinishReason.LENGTH:

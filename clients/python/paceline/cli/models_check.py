@@ -99,7 +99,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _weights(found: dict[str, Any]) -> str:
     quantized = f", {found['quantization']}" if found["quantization"] else ""
-    size = f"{found['layers']} layers, {found['parameters'] / 1e9:.2f}e9 parameters"
+    size = f"{found['layers']} layers, {_parameters(found['parameters'])}"
     stored = _gigabytes(found["stored_bytes"])
     return f"yes: {found['architecture']}, {size}{quantized}, {stored} on the disk"
 
@@ -117,3 +117,9 @@ def _chats(chats: dict[str, Any]) -> str:
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _parameters(count: int) -> str:
+    return (
+        f"{count / 1e9:.1f} billion parameters" if count >= 1e9 else f"{count / 1e6:.0f} million parameters"
+    )

@@ -22,6 +22,7 @@ from paceline.client import Client
 from paceline.types import ExecutorStatus, ModelInfo, Status
 
 _TIMEOUT_S = 10.0
+_NAME = 24  # characters of a model's name that stand there unbroken
 _WIDE = 70  # columns of a terminal from which on two counters stand in a line
 
 
@@ -119,7 +120,8 @@ def table(
 ) -> RenderableType:
     """All counters, as two tables."""
     counters = Table(show_header=False, box=None, padding=(0, 1), pad_edge=False)
-    for _ in range(4 if console.width >= _WIDE else 2):
+    wide = console.width >= _WIDE and (model is None or len(model.name) <= _NAME)
+    for _ in range(4 if wide else 2):
         counters.add_column(overflow="fold")
     hit = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
     running = f"{status.running} of {status.seats}" if status.seats else f"{status.running}"
@@ -163,7 +165,7 @@ def table(
     if status.draft_step_ms:
         rows.append(("draft step", f"{status.draft_step_ms:.1f} ms", "", ""))
     for left, left_value, right, right_value in rows:
-        if console.width >= _WIDE:
+        if wide:
             counters.add_row(f"[dim]{left}[/]", left_value, f"[dim]{right}[/]", right_value)
             continue
         counters.add_row(f"[dim]{left}[/]", left_value)

@@ -79,7 +79,7 @@ def why(
             address, security=security(context), failover_timeout_s=0, directory="off", model=model
         ) as client,
     ):
-        answers, waiting = dict[str, Waits](), 0
+        answers, waiting, taken = dict[str, Waits](), 0, 0
         for name, view in _by_model(client, model).items():
             ask = partial(view.why, identity=identity, all_identities=everybody, timeout_s=_TIMEOUT_S)
             try:
@@ -87,6 +87,7 @@ def why(
                 if slow and not found.requests:
                     status = view.status(timeout_s=_TIMEOUT_S)
                     waiting += status.waiting + status.arriving
+                    taken += status.seats if status.running == status.seats else 0
             except errors.RetryLater as error:
                 if not name:
                     raise
@@ -110,7 +111,9 @@ def why(
         rest = "`paceline why ID` of one that runs says how long steps take; `paceline timeline` lists ids."
         if waiting:
             wait = "1 request waits, not" if waiting == 1 else f"{waiting} requests wait, none"
-            line = f"{wait} much longer than predicted: `paceline why ID` of one says what for. {rest}"
+            places = f"; all {taken} places are taken (scheduler's --max-running gives more)" if taken else ""
+            rest = "`paceline timeline` lists ids, and `paceline why ID` of one says what it waits for."
+            line = f"{wait} much longer than predicted{places}. {rest}"
         else:
             line = f"No request waits. {rest}"
         console.print(line, markup=False, soft_wrap=True)
