@@ -268,7 +268,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
                 "json_schema": {"name": "x", "schema": {"type": "objekt"}},
             }
         },
-        "json_schema",
+        "response_format",
     ),
     ({"extra_body": {"guided_regex": "("}}, "guided_regex"),
     ({"extra_body": {"top_k": -7}}, "top_k"),
