@@ -262,7 +262,7 @@ def _make(
     text = message or code.name
     if kind is Unavailable and (found := _NO_CONNECTION.fullmatch(text)):
         cause = found["cause"].removeprefix("Failed to connect to remote host: ")
-        hint = " (is a service running there?)" if cause == "Connection refused" else ""
+        hint = " (nobody listens; `paceline serve` starts a service)" if cause == "Connection refused" else ""
         text = f"failed to connect to {unquote(found['address'])}: {cause}{hint}"
     if kind is Unavailable and (found := _NO_NAME.fullmatch(text)):
         text = f"errors resolving {found['address']}: nobody knows this host name"

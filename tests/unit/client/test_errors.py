@@ -61,7 +61,8 @@ def test_a_cancellation_that_no_service_explains_is_a_lost_connection() -> None:
         (
             "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to"
             " remote host: Connection refused",
-            "failed to connect to 127.0.0.1:9: Connection refused (is a service running there?)",
+            "failed to connect to 127.0.0.1:9: Connection refused (nobody listens; `paceline serve` starts a"
+            " service)",
         ),
         (
             "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:9: Ssl handshake"

@@ -149,7 +149,7 @@ def test_a_stream_is_a_bar_of_what_it_does() -> None:
     told = "\n".join(figures)
     assert "1 sequence, 100% for pages" in told
     assert "8 free, 8 at least" in told
-    assert "50% of 40 prompt tokens found" in told
+    assert "found 50% of 40" in told
     assert "100.0 ms each (90.0 predicted)" in told
 
 

@@ -217,12 +217,8 @@ class Timeline:
             ),
             (
                 "cache",
-                (
-                    f"{min(1.0, cached / prompts):.0%} of {prompts} prompt tokens found"
-                    if prompts
-                    else "no prompts"
-                )
-                + (f"; {accepted / drafted:.0%} of {drafted} drafts accepted" if drafted else ""),
+                (f"found {min(1.0, cached / prompts):.0%} of {prompts}" if prompts else "no prompts")
+                + (f"; accepted {accepted / drafted:.0%} of {drafted} drafts" if drafted else ""),
                 (),
             ),
         )
