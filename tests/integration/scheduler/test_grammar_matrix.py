@@ -132,4 +132,5 @@ async def test_each_request_among_the_others_is_what_it_is_alone_and_plain(stack
             assert one.finished is not None
             drafted[row["drafter"]] = drafted.get(row["drafter"], 0) + one.finished.usage.drafted_tokens
     assert not drafted.pop("off")
+    drafted.pop("auto")  # which may find that drafts do not pay, by times that it measures
     assert all(drafted.values()), drafted
