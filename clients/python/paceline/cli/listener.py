@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
+
+from paceline.cli.scratch import is_serve
 
 PROC = Path("/proc")
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
@@ -68,7 +69,6 @@ def _keeper(folder: Path) -> str:
     """The id of the `paceline serve` that would start this process again; "" if there is none."""
     with suppress(OSError, IndexError):
         parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        words = (folder.parent / parent / "cmdline").read_bytes().split(b"\0")
-        if any(one.endswith(b"paceline") and two == b"serve" for one, two in pairwise(words)):
+        if is_serve(folder.parent / parent):
             return parent
     return ""

@@ -77,8 +77,7 @@ def starting() -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if not any(one.endswith(b"paceline") and two == b"serve" for one, two in pairwise(words)):
+            if not is_serve(process):
                 continue
             # Only its user may read it.
             environment = (process / "environ").read_bytes().split(b"\0")
@@ -86,6 +85,12 @@ def starting() -> list[int]:
             if os.fsdecode(there) == here and int(process.name) not in served:
                 found.append(int(process.name))
     return sorted(found)
+
+
+def is_serve(process: Path) -> bool:
+    """Whether this process of /proc is a `paceline serve`. Raises OSError if it has ended."""
+    words = (process / "cmdline").read_bytes().split(b"\0")
+    return any(one.endswith(b"paceline") and two == b"serve" for one, two in pairwise(words))
 
 
 def _served() -> dict[int, int]:
